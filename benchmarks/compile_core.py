@@ -1,0 +1,164 @@
+"""Does one rule book serve NumPy, eager torch, torch.compile and CUDA graphs? Speed of each, on one device.
+
+    python benchmarks/compile_core.py [--device cuda] [--worlds 65536] [--noise 28]
+
+A step is everything: hashed random numbers, dynamics, tokens, reward. `hand-written` is the same game as a
+torch user would write it for this size alone, with torch's own generator. Compilation is `fullgraph=True`, so
+a graph break is an error; on CUDA, host synchronisation is an error too, and the graph capture would fail on
+a copy from the host. The bound is memory: bytes of the state read and written and of the tokens written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from noisy_envs.cores.simple_centroid import SimpleCentroid, State
+from noisy_envs.randomness import episode_key, uniforms
+
+
+def rule_book(core: SimpleCentroid) -> Callable[..., Any]:
+    """Return the step of the core: (state, key, counter, action) -> state, counter, tokens, reward."""
+
+    def step(state: State, key: Any, counter: Any, action: Any) -> Any:
+        chance = core.chance(uniforms(key, counter, core.step_draws))
+        state = core.transition(state, action, chance)
+        return state, counter + 1, core.observation(state), core.reward(state)
+
+    return step
+
+
+def hand_written(core: SimpleCentroid) -> Callable[..., Any]:
+    """Return the step as plain torch, fixed to one agent, no padding, no contacts, continuous actions."""
+    signal = core.num_signal
+
+    def step(state: State, role: Any, speed: Any, action: Any) -> Any:
+        position, velocity = state.mover[..., :2], state.mover[..., 2:]
+        angle = torch.rand(position.shape[0], signal, device=position.device) * (2 * torch.pi)
+        push = torch.stack([angle.cos(), angle.sin()], -1)
+        slots = action.clamp(0, 1)
+        force = torch.cat([(slots[..., 2::2] - slots[..., 1::2]) * 5.0, push], 1)
+        position = position + 0.1 * velocity
+        velocity = 0.75 * velocity + 0.1 * force
+        velocity = velocity * (speed / torch.maximum(velocity.norm(dim=-1, keepdim=True), speed))
+        mover = torch.cat([position, velocity], -1)
+        body = torch.cat([mover[:, :1], state.landmark, mover[:, 1:]], 1)
+        tokens = torch.cat([(body - mover[:, :1]) / 5.0, role.expand(len(mover), -1, -1)], -1)
+        reward = -0.01 * (position[:, 0] - position[:, 1:].mean(1)).norm(dim=-1).sqrt()
+        return State(mover, state.landmark, state.role), role, tokens, reward
+
+    return step
+
+
+def captured(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    """Capture one step in a CUDA graph whose replay advances the state in place."""
+    state, first, second, action = inputs
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(state, first, second, action)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outcome = step(state, first, second, action)
+        state.mover.copy_(outcome[0].mover)
+        if second.dtype == torch.int64:
+            second.copy_(outcome[1])
+    return graph.replay
+
+
+def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float = 0.2) -> list[float]:
+    """Time calls of `run`: seconds for each, one figure a repeat, warmed up and synchronised."""
+    sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    for _ in range(3):
+        run()
+    sync()
+    count, figures = 1, []
+    while len(figures) < repeats:
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        sync()
+        elapsed = time.perf_counter() - start
+        if elapsed < least / 4:
+            count *= 4
+        else:
+            figures.append(elapsed / count)
+    return figures
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--worlds", type=int, default=65536)
+    parser.add_argument("--noise", type=int, default=28)
+    args = parser.parse_args()
+    core = SimpleCentroid(num_noise=args.noise)
+    batch = args.worlds
+
+    seeds, zeros = np.arange(batch), np.zeros(batch, np.int64)
+    key = episode_key(seeds, zeros)
+    start = core.initial(uniforms(key, zeros, core.start_draws))
+    action = np.random.default_rng(0).random((batch, 1, 5), dtype=np.float32)
+
+    def on_device() -> tuple[Any, ...]:
+        state = State(*(torch.tensor(x, device=args.device) for x in start))
+        counter = torch.ones(batch, dtype=torch.int64, device=args.device)
+        return state, torch.tensor(key, device=args.device), counter, torch.tensor(action, device=args.device)
+
+    def on_device_by_hand() -> tuple[Any, ...]:
+        state, _, _, actions = on_device()
+        role = core.observation(state)[:1, :, 4:]
+        speed = torch.tensor([5.0] + [2.0] * core.num_signal, device=args.device)[None, :, None]
+        return state, role.clone(), speed, actions
+
+    runs: dict[str, Callable[[], Any]] = {}
+    for name, step, inputs in (
+        ("rule book", rule_book(core), on_device()),
+        ("hand-written", hand_written(core), on_device_by_hand()),
+    ):
+        compiled = torch.compile(step, fullgraph=True)
+        runs[f"{name}, eager"] = lambda step=step, inputs=inputs: step(*inputs)
+        runs[f"{name}, compiled"] = lambda step=compiled, inputs=inputs: step(*inputs)
+        if args.device == "cuda":
+            runs[f"{name}, eager in a CUDA graph"] = captured(step, tuple(inputs))
+            compiled(*inputs)
+            runs[f"{name}, compiled in a CUDA graph"] = captured(compiled, tuple(inputs))
+    if args.device == "cpu":
+        numpy_step, ones = rule_book(core), np.ones(batch, np.int64)
+        runs["rule book, NumPy"] = lambda: numpy_step(start, key, ones, action)
+
+    # the same step on both, from one state
+    expected = rule_book(core)(start, key, np.ones(batch, np.int64), action)
+    got = torch.compile(rule_book(core), fullgraph=True)(*on_device())
+    worst = max(float(np.abs(expected[i] - got[i].cpu().numpy()).max()) for i in (2, 3))
+
+    name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    floats = 2 * start.mover[0].size + start.landmark[0].size + start.role[0].size + core.num_entities * 5 + 5 + 1
+    bytes_per_world = 4 * floats + 32
+    print(f"SimpleCentroid 1v3v{args.noise}, {batch} worlds, {name}, torch {torch.__version__}")
+    print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
+    print(f"bytes for each world-step: {bytes_per_world}")
+    for label, run in runs.items():
+        if args.device == "cuda" and "CUDA graph" not in label:
+            run()
+            torch.cuda.set_sync_debug_mode("error")
+        figures = seconds(run, args.device)
+        if args.device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+        median = statistics.median(figures)
+        spread = (max(figures) - min(figures)) / median
+        rate, bandwidth = batch / median / 1e6, batch * bytes_per_world / median / 1e9
+        print(f"{label:42s} {rate:9.2f} M steps/s  spread {spread:4.0%}  {bandwidth:7.1f} GB/s")
+
+
+if __name__ == "__main__":
+    main()

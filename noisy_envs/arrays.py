@@ -1,0 +1,34 @@
+"""The array namespace of a core: NumPy on the CPU, torch on any device, the same lines for both.
+
+NumPy 2 follows the Array API standard by itself; torch does so through array-api-compat, which is imported
+only when the first tensor comes (`import noisy_envs` needs no torch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = Any  # a numpy.ndarray or a torch.Tensor: the standard has no common type
+
+
+def namespace(array: Array) -> Any:
+    """Return the Array API namespace to which `array` belongs."""
+    if isinstance(array, np.ndarray):
+        return np
+    import array_api_compat.torch as torch_namespace
+
+    return torch_namespace
+
+
+def put_rows(array: Array, rows: Array, values: Array) -> Array:
+    """Return a copy of `array` (B, ...) in which `rows` (R,) hold `values` (R, ...)."""
+    out = namespace(array).asarray(array, copy=True)
+    out[rows] = values
+    return out
+
+
+def as_numpy(array: Array) -> np.ndarray:
+    """Return `array`, a tensor on any device or anything that NumPy takes, as a NumPy array."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)

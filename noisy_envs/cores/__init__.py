@@ -1,0 +1,81 @@
+"""The games: rules only, over a batch of worlds, in NumPy or torch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from noisy_envs.arrays import Array
+from noisy_envs.tokens import TokenSpec
+
+
+class Core(Protocol):
+    """What a shell asks of a game: frozen parameters and pure functions over `B` worlds.
+
+    A state and a step's chance are `NamedTuple`s of arrays with leading axis B. All arrays of a call belong to one
+    library and device, and floats keep the dtype of the state.
+    """
+
+    name: str
+    agent_prefix: str
+    num_actions: int
+    terminates: bool  # whether an episode can end before its time limit
+    policies: tuple[str, ...]  # names that `policy` knows
+
+    @property
+    def num_agents(self) -> int:
+        """Learning agents, A."""
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which an episode is truncated."""
+
+    @property
+    def continuous_actions(self) -> bool:
+        """Whether an action is `num_actions` numbers in 0 … 1, or one of as many integers."""
+
+    @property
+    def other_policy(self) -> Any:
+        """Policy of the agents that a single-agent view does not drive: a name or a function."""
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
+
+    @property
+    def observation_bounds(self) -> tuple[list[float], list[float]]:
+        """Lowest and highest value of each feature."""
+
+    @property
+    def start_draws(self) -> tuple[int, ...]:
+        """Uniforms that `initial` takes, for each stream."""
+
+    @property
+    def step_draws(self) -> tuple[int, ...]:
+        """Uniforms that `chance` takes, for each stream."""
+
+    def initial(self, u: tuple[Array, ...]) -> Any:
+        """Draw starting states."""
+
+    def admit(self, given: Any, batch: tuple[int, ...]) -> Any:
+        """Check a state that a user hands over."""
+
+    def chance(self, u: tuple[Array, ...]) -> Any:
+        """Turn uniforms into what chance decides in a step."""
+
+    def transition(self, state: Any, action: Array, chance: Any) -> Any:
+        """Play one step of the joint action (B, A, ...)."""
+
+    def observation(self, state: Any, agent: int = 0) -> Array:
+        """Return an agent's tokens (B, N, D)."""
+
+    def reward(self, state: Any) -> Array:
+        """Return rewards (B, A) of the step that led here."""
+
+    def signal_mask(self, tokens: Array) -> Array:
+        """Tell which tokens (..., N, D) carry signal, bool (..., N)."""
+
+    def world_tokens(self, state: Any) -> Array:
+        """Return all entities (B, N, D) as no agent sees them, for a centralised critic."""
+
+    def policy(self, name: str, state: Any, u: Array) -> Array:
+        """Return the joint action of a reference policy."""

@@ -1,0 +1,120 @@
+"""Checks of what users hand over: an error names the value and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from noisy_envs.arrays import as_numpy
+
+Count = int | tuple[int, int]  # a number, or the lowest and highest of a range, both included
+
+
+def lowest(count: Count) -> int:
+    """Return the smallest number that `count` allows."""
+    return count[0] if isinstance(count, tuple) else count
+
+
+def highest(count: Count) -> int:
+    """Return the largest number that `count` allows."""
+    return count[1] if isinstance(count, tuple) else count
+
+
+def is_int(value: Any) -> bool:
+    """Tell whether a value is a whole number; a bool is not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True) -> None:
+    """Raise unless `value` is an integer of at least `minimum`, or a tuple of two, in order."""
+    if is_int(value):
+        values = [value]
+    elif may_be_range and isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)):
+        values = list(value)
+    else:
+        allowed = "an integer or a range (low, high) of two" if may_be_range else "an integer"
+        raise TypeError(f"{name}={value!r}: must be {allowed}")
+    if min(values) < minimum or values != sorted(values):
+        ordered = " and low <= high" if len(values) == 2 else ""
+        raise ValueError(f"{name}={value!r}: must be at least {minimum}{ordered}")
+
+
+def check_number(name: str, value: Any, minimum: float | None = None, above: float | None = None) -> None:
+    """Raise unless `value` is a finite number within the limit."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r}: must be a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value!r}: must be finite")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name}={value!r}: must be at least {minimum}")
+    if above is not None and value <= above:
+        raise ValueError(f"{name}={value!r}: must be above {above}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be True or False")
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices))}")
+
+
+def check_policy(name: str, value: Any, names: tuple[str, ...]) -> None:
+    """Raise unless `value` is a function or the name of a reference policy."""
+    if not callable(value) and value not in names:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, names))}, or a function")
+
+
+def check_array(name: str, value: Any, shape: tuple[int, ...], limit: float) -> np.ndarray:
+    """Return `value` as float32, or raise unless it has the shape and each number lies within ±limit."""
+    array = as_numpy(value).astype(np.float32)
+    if array.shape != shape:
+        raise ValueError(f"{name}: shape {array.shape} must be {shape}")
+    if not (np.abs(array) <= limit).all():  # NaN fails too
+        worst = array[~(np.abs(array) <= limit)][0]
+        raise ValueError(f"{name}: {worst} must be within -{limit:g} … {limit:g}")
+    return array
+
+
+def check_fields(name: str, value: Any, required: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raise unless `value` is a mapping that has each required key and no unknown one."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r}: must be a mapping with the keys {', '.join(known)}")
+    missing = [key for key in required if key not in value]
+    unknown = [key for key in value if key not in known]
+    if missing or unknown:
+        raise ValueError(f"{name}: missing {missing}, unknown {unknown}; allowed are {', '.join(known)}")
+
+
+def build(core: type, options: dict[str, Any]) -> Any:
+    """Make a core from keyword options: the one place where free-form keywords enter.
+
+    Raises:
+        TypeError: an option does not exist; the message names the nearest that does.
+    """
+    known = [field.name for field in dataclasses.fields(core)]
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise TypeError(f"unknown option {option!r}: {hint}allowed are {', '.join(known)}")
+    return core(**{option: _plain(value) for option, value in options.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Turn lists into tuples and NumPy scalars into Python's, so that a core stays hashable."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value

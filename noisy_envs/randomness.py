@@ -1,0 +1,71 @@
+"""Counter-based randomness: each number is a hash of (seed, episode, counter, stream, index).
+
+There is no generator and so no state to save, to copy or to share by mistake: world i of a vector environment
+seeded s draws what the single environment seeded s + i draws, and any episode can be replayed from its seed
+and number. The hash works in int64 masked to 32 bits, because torch lacks full unsigned arithmetic. Both
+multipliers are below 2**31, so that no product of a 32-bit word overflows: NumPy, torch, CUDA and compiled
+code then agree bit for bit.
+
+The mixer is the two-round xorshift-multiply with constants found by the search of
+https://github.com/skeeto/hash-prospector (bias 0.107); `tests/test_randomness.py` measures ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noisy_envs.arrays import Array, namespace
+
+MASK = 0xFFFFFFFF
+WEYL = 0x1E3779B9  # odd and below 2**31: neighbouring indices land far apart
+STREAM = 1 << 24  # indices in one stream
+KEY_SALTS = (0x243F6A88, 0x05A308D3)  # two independent chains make a key of 64 bits
+MAX_SEED = 2**63 - 1
+
+
+def _mix(x: Array) -> Array:
+    """Scramble 32-bit words: a bijection on 0 … 2**32 − 1 in which each input bit moves half of the output."""
+    x = x ^ (x >> 16)
+    x = (x * 0x21F0AAAD) & MASK
+    x = x ^ (x >> 15)
+    x = (x * 0x735A2D97) & MASK
+    return x ^ (x >> 15)
+
+
+def episode_key(seed: Array, episode: Array) -> Array:
+    """Return the keys (B, 2), 64 bits each, of the episodes `episode` (B,) under the seeds `seed` (B,).
+
+    Both are int64 and not negative.
+    """
+    chains = []
+    for salt in KEY_SALTS:
+        word = salt
+        for part in (seed & MASK, seed >> 32, episode & MASK):
+            word = _mix(part ^ word)
+        chains.append(word)
+    return namespace(seed).stack(chains, axis=-1)
+
+
+def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = None) -> tuple[Array, ...]:
+    """Draw numbers from U[0, 1), one array for each stream.
+
+    Args:
+        key: (B, 2) keys of episodes, or (1, 2) for many counters of one episode.
+        counter: (B,) int64; by convention 0 is the start of an episode and t + 1 its step t.
+        counts: how many numbers each stream gives; asking one for more never moves the numbers of another.
+        dtype: a floating type, float32 by default. The numbers have 24 bits and are exact in each.
+
+    Returns:
+        For each stream an array (B, count).
+    """
+    xp = namespace(key)
+    base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
+    index = xp.concat([
+        xp.arange(stream * STREAM, stream * STREAM + count, dtype=xp.int64, device=key.device)
+        for stream, count in enumerate(counts)
+    ])
+    word = _mix((base + index * WEYL) & MASK)
+    word = _mix(word ^ key[:, 1:])  # (B, sum of counts)
+    drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return tuple(drawn[:, end - count : end] for end, count in zip(ends, counts, strict=True))

@@ -1,0 +1,32 @@
+"""All environment ids, in one table: id -> game and parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from noisy_envs.cores.simple_centroid import SimpleCentroid
+
+CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid,)}
+
+# The ids with sizes are the paper's experiments (section 4.3), named agents-signal-noise as there.
+ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "noisy_envs/SimpleCentroid-v0": ("simple_centroid", {}),
+    "noisy_envs/SimpleCentroid-1v31v0-v0": ("simple_centroid", {"num_signal": 31, "num_noise": 0}),
+    "noisy_envs/SimpleCentroid-1v15v16-v0": ("simple_centroid", {"num_signal": 15, "num_noise": 16}),
+    "noisy_envs/SimpleCentroid-1v3v28-v0": ("simple_centroid", {"num_signal": 3, "num_noise": 28}),
+    "noisy_envs/SimpleCentroid-1v1v30-v0": ("simple_centroid", {"num_signal": 1, "num_noise": 30}),
+}
+
+
+def register() -> None:
+    """Register every id with Gymnasium; again does no harm."""
+    for env_id, (game, parameters) in ENVIRONMENTS.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(
+                env_id,
+                entry_point="noisy_envs.shells.single:TokenEnv",
+                vector_entry_point="noisy_envs.shells.vector:TokenVectorEnv",
+                kwargs={"game": game, **parameters},
+            )

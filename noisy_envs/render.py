@@ -1,0 +1,307 @@
+"""Drawing: a picture of one world, as an array or in a window.
+
+A game turns its state into a `Scene`, what to draw in units of the world (`SCENES`, looked up by the name of the
+core); the rest of the module paints any scene. pygame is imported at the first drawing. Arrays are painted in
+memory and need no display.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from noisy_envs.cores import simple_centroid as centroid
+
+if TYPE_CHECKING:
+    import pygame
+
+Color = tuple[int, int, int]
+Point = tuple[float, float]
+
+Array = npt.NDArray[Any]
+
+WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
+GREEN, PALE_GREEN, BLUE, RED, AMBER = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80), (255, 166, 0)
+MARGIN = 0.5  # units of the world between the outermost start and the border
+# shares of the picture's size
+BAND = 0.055  # height of the caption, and of the legend
+TEXT = 0.031  # height of a font
+LEGIBLE = 0.011  # least radius of an entity
+HALO = 0.035  # width of the strongest halo
+SMOOTH = 2  # a picture is painted so many times too large and scaled down, which smooths edges
+
+
+class Kind(NamedTuple):
+    """How one kind of things looks; kinds differ in lightness and shape, for eyes that confuse red and green."""
+
+    name: str  # in the legend
+    radius: float  # units of the world
+    color: Color
+    core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
+    cross: bool = False  # a cross instead of a disc
+
+
+class Item(NamedTuple):
+    """A thing to draw."""
+
+    kind: Kind
+    x: float  # units of the world
+    y: float
+    halo: float = 0.0  # strength, 0 to 1
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture in units of the world, seen by a camera above the origin that never moves."""
+
+    reach: float  # half the height that the camera sees
+    kinds: tuple[Kind, ...]  # the legend; earlier kinds lie on later ones
+    items: list[Item]
+
+
+AGENT = Kind("agent", centroid.AGENT_RADIUS, GREEN)
+OTHER = Kind("other agents", centroid.AGENT_RADIUS, PALE_GREEN)
+SIGNAL = Kind("signal", centroid.SIGNAL_RADIUS, BLUE, ((0.78, WHITE), (0.54, BLUE)))
+NOISE = Kind("noise", centroid.NOISE_RADIUS, RED, ((0.64, WHITE),))
+CENTROID = Kind("centroid", 0.16, BLACK, cross=True)  # larger than what may lie on it
+WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
+
+
+def simple_centroid_scene(core: centroid.SimpleCentroid, state: centroid.State, halos: Array) -> Scene:
+    """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
+    body = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])[:, :2]  # (N, 2)
+    role = np.concatenate([state.role[:1], state.role[core.num_movers :], state.role[1 : core.num_movers]])
+    looks = {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}
+    items = [
+        Item(AGENT if token == 0 else looks[int(role[token])], float(x), float(y), float(halos[token]))
+        for token, (x, y) in enumerate(body)
+        if role[token] != centroid.ABSENT
+    ]
+    middle = body[role == centroid.SIGNAL].mean(axis=0)
+    items.append(Item(CENTROID, float(middle[0]), float(middle[1])))
+    played = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
+    kinds = tuple(kind for kind in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if played.get(kind, True))
+    return Scene(core.start_reach + MARGIN, kinds, items)
+
+
+SCENES: dict[str, Callable[[Any, Any, Array], Scene]] = {
+    centroid.SimpleCentroid.name: simple_centroid_scene,
+}
+
+
+class Renderer:
+    """Draws the worlds of one core: as arrays, or in a window of its own."""
+
+    def __init__(self, core: Any, mode: str, fps: int = 10, size: int = 600) -> None:
+        """Choose what to draw; nothing opens before the first drawing.
+
+        Args:
+            core: the rules of the game.
+            mode: "rgb_array" or "human".
+            fps: frames a second at most, in mode "human" only.
+            size: width and height in pixels.
+
+        Raises:
+            ValueError: naming the option, its value and what is allowed.
+        """
+        if core.name not in SCENES:
+            raise ValueError(f"cannot draw {core.name!r}, only {sorted(SCENES)}")
+        if mode not in ("human", "rgb_array"):
+            raise ValueError(f"mode={mode!r} must be 'human' or 'rgb_array'")
+        if fps < 1 or size < 100:
+            raise ValueError(f"fps={fps} must be at least 1 and size={size} at least 100")
+        self.core, self.mode, self.fps, self.size = core, mode, fps, size
+        self._opened: tuple[pygame.Window, pygame.time.Clock] | None = None
+        self._dismissed = False  # the person closed the window
+
+    def draw(self, state: Any, step: int, total_return: float, weights: Any = None) -> npt.NDArray[np.uint8] | None:
+        """Draw one world.
+
+        Args:
+            state: of the core, NumPy arrays without the batch axis. It is not changed.
+            step: steps played in this episode, for the caption.
+            total_return: sum of rewards so far, for the caption.
+            weights: (N,) weights of a pooling head over the tokens of the first agent, none negative. The
+                largest gets the strongest halo.
+
+        Returns:
+            A new array uint8 (size, size, 3), or None in mode "human".
+
+        Raises:
+            RuntimeError: the person has closed the window.
+        """
+        if self._dismissed:
+            raise RuntimeError("the window was closed; close() this renderer (or environment) to draw in a new one")
+        scene = SCENES[self.core.name](self.core, state, _halos(weights, self.core.num_entities))
+        if weights is not None:
+            scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
+        # + 0.0 turns -0.0 into 0.0
+        picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
+        if self.mode == "human":
+            return self._show(picture)
+        import pygame
+
+        pixels = np.frombuffer(pygame.image.tobytes(picture, "RGB"), np.uint8)
+        return pixels.reshape(self.size, self.size, 3).copy()  # a buffer of bytes is read-only
+
+    def close(self) -> None:
+        """Close the window, and no other; drawing again opens a new one."""
+        if self._opened is not None:
+            self._opened[0].destroy()
+        self._opened = None
+        self._dismissed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the window: a copy begins afresh."""
+        return {**self.__dict__, "_opened": None, "_dismissed": False}
+
+    def _show(self, picture: pygame.Surface) -> None:
+        """Put a picture into the window, wait until the next is due, and see whether the person closes it."""
+        import pygame
+
+        window, clock = self._open()
+        window.get_surface().blit(picture, (0, 0))
+        window.flip()
+        clock.tick(self.fps)
+        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion would fill the queue
+            if getattr(event, "window", None) is not window:
+                pygame.event.post(event)
+            elif event.type == pygame.WINDOWCLOSE:
+                self.close()
+                self._dismissed = True
+
+    def _open(self) -> tuple[pygame.Window, pygame.time.Clock]:
+        """Return the window and its clock; open one where there is none."""
+        import pygame
+
+        try:
+            if self._opened is not None and self._opened[0].get_surface():
+                return self._opened
+        except pygame.error:
+            pass  # another program has called pygame.quit(), which ends all windows
+        # without this, SDL turns SIGTERM into an event, and a run no longer obeys `kill`
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
+        self._opened = pygame.Window(self.core.name, (self.size, self.size)), pygame.time.Clock()
+        return self._opened
+
+
+def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
+    """Paint a scene as a square of `size` pixels."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # a greeting would spoil output that is piped
+    import pygame
+
+    large, band = SMOOTH * size, SMOOTH * round(BAND * size)
+    canvas = pygame.Surface((large, large), depth=32)
+    canvas.fill(WHITE)
+    view = pygame.Rect(0, band, large, large - 2 * band)
+    canvas.set_clip(view)
+    _paint_world(canvas, view, scene)
+    canvas.set_clip(None)
+    pygame.font.init()
+    font = pygame.font.Font(None, round(TEXT * large))  # not kept: another program's pygame.quit() would end it
+    text = font.render(caption, True, BLACK)
+    canvas.blit(text, text.get_rect(midleft=(band / 2, band / 2)))
+    _paint_legend(canvas, large - band / 2, band / 2, [(kind, font.render(kind.name, True, BLACK)) for kind in scene.kinds])
+    return pygame.transform.smoothscale(canvas, (size, size))
+
+
+def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> None:
+    """Paint grid and things, farthest first; an arrow at the border stands for a thing out of view."""
+    least, scale = LEGIBLE * canvas.get_width(), view.height / 2 / scene.reach
+    _paint_grid(canvas, view, scale)
+    border = view.inflate(-4 * least, -4 * least)
+    placed = []
+    for kind in reversed(scene.kinds):
+        for item in scene.items:
+            if item.kind is kind:
+                x, y = view.centerx + scale * item.x, view.centery - scale * item.y
+                near = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
+                placed.append((item, (x, y), near, view.collidepoint(x, y)))
+    for item, place, near, seen in placed:  # below all things, so that a halo hides none
+        _paint_halo(canvas, place if seen else near, max(item.kind.radius * scale, least), item.halo)
+    for item, place, near, seen in placed:
+        if seen:
+            _paint_kind(canvas, item.kind, place, max(item.kind.radius * scale, least))
+        else:
+            _paint_arrow(canvas, item.kind.color, near, math.atan2(place[1] - near[1], place[0] - near[0]), 1.4 * least)
+
+
+def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float) -> None:
+    """Paint lines a unit (or a power of ten of it) apart, those through the origin darker."""
+    import pygame
+
+    apart = scale * 10.0 ** math.ceil(math.log10(view.width / scale / 20))
+    lines = math.ceil(view.width / 2 / apart)
+    for line in sorted(range(-lines, lines + 1), key=abs, reverse=True):
+        x, y = view.centerx + line * apart, view.centery + line * apart
+        pygame.draw.line(canvas, GRID if line else AXES, (x, view.top), (x, view.bottom), SMOOTH)
+        pygame.draw.line(canvas, GRID if line else AXES, (view.left, y), (view.right, y), SMOOTH)
+    pygame.draw.rect(canvas, AXES, view, SMOOTH)
+
+
+def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float) -> None:
+    """Paint one thing."""
+    import pygame
+
+    if kind.cross:
+        x, y = place
+        for color, width, length in ((WHITE, 5, radius + SMOOTH), (kind.color, 2, radius)):
+            pygame.draw.line(canvas, color, (x - length, y), (x + length, y), width * SMOOTH)
+            pygame.draw.line(canvas, color, (x, y - length), (x, y + length), width * SMOOTH)
+        return
+    pygame.draw.aacircle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
+    for share, color in ((1.0, kind.color), *kind.core):
+        pygame.draw.aacircle(canvas, color, place, share * radius)
+
+
+def _paint_arrow(canvas: pygame.Surface, color: Color, place: Point, angle: float, radius: float) -> None:
+    """Paint a triangle that points out of the picture."""
+    import pygame
+
+    corners = [angle + turn for turn in (0.0, 2.4, -2.4)]
+    tip = [(place[0] + radius * math.cos(a), place[1] + radius * math.sin(a)) for a in corners]
+    pygame.draw.polygon(canvas, color, tip)
+
+
+def _paint_halo(canvas: pygame.Surface, place: Point, radius: float, strength: float) -> None:
+    """Paint a glow around a thing, wider and denser with its strength."""
+    import pygame
+
+    width = strength * HALO * canvas.get_width()
+    reach = math.ceil(radius + width)
+    if width < 1:
+        return
+    axis = np.arange(-reach, reach + 1)
+    fade = np.clip((radius + width - np.hypot(axis[:, None], axis)) / width, 0.0, 1.0)
+    glow = pygame.Surface(fade.shape, pygame.SRCALPHA, 32)
+    glow.fill(AMBER)
+    pygame.surfarray.pixels_alpha(glow)[:] = 255 * strength * fade
+    canvas.blit(glow, (place[0] - reach, place[1] - reach))
+
+
+def _paint_legend(canvas: pygame.Surface, y: float, icon: float, entries: list[tuple[Kind, pygame.Surface]]) -> None:
+    """Paint icons and labels in a row, centred."""
+    x = (canvas.get_width() - sum(2.2 * icon + label.get_width() for _, label in entries) + icon) / 2
+    for kind, label in entries:
+        if kind is WEIGHT:
+            _paint_halo(canvas, (x + icon / 2, y), 1.0, 0.5)
+        else:
+            _paint_kind(canvas, kind, (x + icon / 2, y), LEGIBLE * canvas.get_width())
+        canvas.blit(label, label.get_rect(midleft=(x + 1.2 * icon, y)))
+        x += 2.2 * icon + label.get_width()
+
+
+def _halos(weights: Any, count: int) -> Array:
+    """Turn weights into strengths of halos (N,) relative to the largest; none without weights."""
+    if weights is None:
+        return np.zeros(count)
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != (count,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError(f"weights={weights!r} must be {count} finite numbers, one for each token, none negative")
+    return weights / (weights.max() or 1.0)

@@ -1,0 +1,118 @@
+"""One world in play: its clock, its seed and its chance, for the shells that show a single world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from noisy_envs.arrays import Array
+from noisy_envs.cores import Core
+from noisy_envs.options import check_choice, check_count
+from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.shells.common import check_seed, fresh_seed
+
+RENDER_MODES = ("human", "rgb_array")
+RENDER_FPS = 10  # a step of the particle world is 0.1 s
+CHUNK = 128  # steps whose chance is drawn in one call: the calls, not the hashes, cost the time of a single world
+
+
+class Episode:
+    """Plays episodes of one world: seeded, counted, cut at `max_steps`, drawn; a batch of one throughout.
+
+    `begin` starts the next episode and `advance` plays a step of it. `state` is the core's, `clock` counts steps,
+    and (`seed`, `number`) name the episode: the same pair always gives the same.
+    """
+
+    def __init__(self, core: Core, render_mode: str | None) -> None:
+        """Prepare to play `core`; nothing is drawn yet."""
+        check_choice("render_mode", render_mode, (None, *RENDER_MODES))
+        self.core = core
+        self.render_mode = render_mode
+        self.seed: int | None = None
+        self.number = -1
+        self.clock = 0
+        self.state: Any = None
+        self.total_return = 0.0  # of the first agent
+        self._renderer: Any = None
+        self._closed = False
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the time is up."""
+        return self.clock >= self.core.max_steps
+
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Start an episode: the first one of `seed`, or the next of the seed in use.
+
+        Options: `episode`, the number to start at; `state`, what to start from. Others are ignored.
+        """
+        self.check_open()
+        options = options or {}
+        if seed is None and self.seed is not None:
+            self.number += 1
+        else:
+            self.seed = fresh_seed() if seed is None else check_seed(seed)
+            self.number = 0
+        if options.get("episode") is not None:
+            check_count("episode", options["episode"], minimum=0, may_be_range=False)
+            self.number = int(options["episode"])
+        self.clock, self.total_return = 0, 0.0
+        self._key = episode_key(np.array([self.seed]), np.array([self.number]))
+        if options.get("state") is not None:
+            self.state = self.core.admit(options["state"], ())
+        else:
+            self.state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
+
+    def advance(self, action: Array) -> list[float]:
+        """Play one step of the joint action (1, A, ...) and return the rewards (A,)."""
+        self.state = self.core.transition(self.state, action, self.chance())
+        self.clock += 1
+        rewards: list[float] = self.core.reward(self.state)[0].tolist()
+        self.total_return += rewards[0]
+        return rewards
+
+    def chance(self) -> Any:
+        """Return the chance of the step to come; the same until `advance`."""
+        place = self.clock % CHUNK
+        if place == 0:
+            counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
+            drawn = self.core.chance(uniforms(self._key, counters, self.core.step_draws))
+            self._chances = [type(drawn)._make(x[i : i + 1] for x in drawn) for i in range(CHUNK)]
+        return self._chances[place]
+
+    def describe(self, tokens: np.ndarray) -> dict[str, Any]:
+        """Return the `info` that goes with tokens (N, D): which are signal, and their share."""
+        mask = self.core.signal_mask(tokens)
+        return {"signal_mask": mask, "snr": float(mask.sum() / self.core.token_spec.mask(tokens).sum())}
+
+    def draw(self, weights: np.ndarray | None = None) -> np.ndarray | None:
+        """Draw the world: an image (H, W, 3) uint8, or None in human mode."""
+        self.check_playing()
+        if self.render_mode is None:
+            gymnasium.logger.warn(f"render() draws nothing: make the environment with a render_mode of {RENDER_MODES}")
+            return None
+        if self._renderer is None:
+            from noisy_envs.render import Renderer
+
+            self._renderer = Renderer(self.core, self.render_mode, RENDER_FPS)
+        state = type(self.state)._make(field[0] for field in self.state)
+        return self._renderer.draw(state, self.clock, self.total_return, weights)
+
+    def close(self) -> None:
+        """Close the window, for good; twice does nothing."""
+        self._closed = True
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def check_open(self) -> None:
+        """Raise if the environment is closed."""
+        if self._closed:
+            raise RuntimeError("the environment is closed: make a new one")
+
+    def check_playing(self) -> None:
+        """Raise if the environment is closed or was never reset."""
+        self.check_open()
+        if self.state is None:
+            raise RuntimeError("no episode has begun: call reset() first")

@@ -1,0 +1,112 @@
+"""PettingZoo's view: every learning agent is driven and observes for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from noisy_envs.options import build
+from noisy_envs.registry import CORES
+from noisy_envs.shells.common import action_space, check_action, observation_box
+from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
+from noisy_envs.tokens import TokenSpec
+
+
+class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
+    """A game with all its learning agents, each with tokens (N, D), its own first.
+
+    Args:
+        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        render_mode: None, "human" or "rgb_array".
+        options: the game's; an unknown one raises TypeError and names what is allowed. `other_policy` has no
+            effect here.
+
+    `reset` takes the same options, and `info` holds the same, as `noisy_envs.shells.single.TokenEnv`'s.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012  PettingZoo declares it an instance variable
+        "render_modes": list(RENDER_MODES),
+        "render_fps": RENDER_FPS,
+        "is_parallelizable": True,
+    }
+
+    def __init__(self, game: str, render_mode: str | None = None, **options: Any) -> None:
+        """Make the environment; see the class."""
+        self.core = build(CORES[game], options)
+        self.render_mode = render_mode
+        self.metadata = {**type(self).metadata, "name": f"{game}_v0"}
+        self.possible_agents = [f"{self.core.agent_prefix}_{i}" for i in range(self.core.num_agents)]
+        self.agents: list[str] = []
+        self.observation_spaces = {agent: observation_box(self.core) for agent in self.possible_agents}
+        self.action_spaces = {agent: action_space(self.core) for agent in self.possible_agents}
+        self.state_space = observation_box(self.core)
+        self._episode = Episode(self.core, render_mode)
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
+        return self.core.token_spec
+
+    def observation_space(self, agent: str) -> spaces.Space[np.ndarray]:
+        """Return the space of an agent's tokens, the same object each time."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """Return the space of an agent's actions, the same object each time."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
+        """Start the next episode, or the first one of `seed`."""
+        self._episode.begin(seed, options)
+        self.agents = self.possible_agents.copy()
+        observations = self._observe()
+        if self.render_mode == "human":
+            self.render()
+        return observations, self._describe(observations)
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Play an action of each live agent; after the end, when there is none, nothing happens."""
+        episode = self._episode
+        episode.check_playing()
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        missing, unknown = set(self.agents) - set(actions), set(actions) - set(self.possible_agents)
+        if missing or unknown:
+            raise ValueError(f"actions: missing {sorted(missing)}, unknown {sorted(unknown)}; must be of {self.agents}")
+        joint = np.stack([check_action(self.core, actions[agent]) for agent in self.agents])[None]
+        rewards = dict(zip(self.agents, episode.advance(joint), strict=True))
+        if self.render_mode == "human":
+            self.render()
+        observations = self._observe()
+        terminated = dict.fromkeys(self.agents, False)
+        truncated = dict.fromkeys(self.agents, episode.truncated)
+        infos = self._describe(observations)
+        if episode.truncated:
+            self.agents = []
+        return observations, rewards, terminated, truncated, infos
+
+    def state(self) -> np.ndarray:
+        """Return all entities (N, D) in the frame of the world, agents first, for a centralised critic."""
+        self._episode.check_playing()
+        return self.core.world_tokens(self._episode.state)[0]
+
+    def render(self) -> np.ndarray | None:
+        """Draw the world: an image (H, W, 3) uint8, or None in human mode; the return is the first agent's."""
+        return self._episode.draw()
+
+    def close(self) -> None:
+        """Close the window; the environment cannot be used any more. Closing twice does nothing."""
+        self._episode.close()
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        return {agent: self.core.observation(self._episode.state, i)[0] for i, agent in enumerate(self.agents)}
+
+    def _describe(self, observations: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+        return {agent: self._episode.describe(tokens) for agent, tokens in observations.items()}

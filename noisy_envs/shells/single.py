@@ -1,0 +1,102 @@
+"""Gymnasium's view: one learning agent in one world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from noisy_envs.options import build
+from noisy_envs.registry import CORES
+from noisy_envs.shells.common import action_space, check_action, follow, observation_box
+from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
+from noisy_envs.tokens import TokenSpec
+
+
+class TokenEnv(gymnasium.Env[np.ndarray, Any]):
+    """A game seen by its first agent, whose observation is a set of tokens (N, D).
+
+    Args:
+        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        render_mode: None, "human" (a window, paced, drawn at each step) or "rgb_array".
+        options: the game's; an unknown one raises TypeError and names what is allowed.
+
+    Attributes:
+        core: rules and parameters.
+        token_spec: the meaning of an observation.
+
+    `reset` takes the options `state` (a state to start from, see `core.admit`) and `episode` (its number: the seed and
+    this number alone name an episode), and ignores others. `info` holds `signal_mask`, bool (N,), the tokens on
+    which the task depends, and `snr`, their share of all tokens that are not padding.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
+
+    def __init__(self, game: str, render_mode: str | None = None, **options: Any) -> None:
+        """Make the environment; see the class."""
+        self.core = build(CORES[game], options)
+        self.render_mode = render_mode
+        self.observation_space = observation_box(self.core)
+        self.action_space = action_space(self.core)
+        self._episode = Episode(self.core, render_mode)
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
+        return self.core.token_spec
+
+    @property
+    def state(self) -> Any:
+        """A copy of the world's state, without batch axis; `reset(options={"state": ...})` takes it."""
+        self._episode.check_playing()
+        state = self._episode.state
+        return type(state)._make(x[0].copy() for x in state)
+
+    @property
+    def episode(self) -> tuple[int | None, int]:
+        """Seed and number of the episode in play."""
+        self._episode.check_playing()
+        return self._episode.seed, self._episode.number
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start the next episode, or the first one of `seed`: tokens (N, D) float32, info."""
+        self._episode.check_open()
+        super().reset(seed=seed)
+        self._episode.begin(seed, options)
+        tokens = self.core.observation(self._episode.state)[0]
+        self._info = self._episode.describe(tokens)
+        if self.render_mode == "human":
+            self.render()
+        return tokens, self._copied_info()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Play an action, (5,) or an integer: tokens (N, D) float32, reward, terminated, truncated, info."""
+        episode = self._episode
+        episode.check_playing()
+        if episode.truncated:
+            raise RuntimeError(f"the episode ended after max_steps={self.core.max_steps} steps: call reset()")
+        own = check_action(self.core, action)[None, None]
+        joint = own if self.core.num_agents == 1 else follow(self.core, episode.state, own, episode.chance().policy)
+        reward = episode.advance(joint)[0]
+        if self.render_mode == "human":
+            self.render()
+        return self.core.observation(episode.state)[0], reward, False, episode.truncated, self._copied_info()
+
+    def render(self, weights: np.ndarray | None = None) -> np.ndarray | None:
+        """Draw the world: an image (H, W, 3) uint8, or None in human mode.
+
+        Args:
+            weights: (N,) weights of a pooling head over the tokens, drawn as halos.
+        """
+        return self._episode.draw(weights)
+
+    def close(self) -> None:
+        """Close the window; the environment cannot be used any more. Closing twice does nothing."""
+        self._episode.close()
+
+    def _copied_info(self) -> dict[str, Any]:
+        """Return the episode's info anew: which token carries signal does not change within an episode."""
+        return {"signal_mask": self._info["signal_mask"].copy(), "snr": self._info["snr"]}

@@ -1,0 +1,366 @@
+"""Gymnasium's vector view: many worlds at once, in NumPy arrays or torch tensors, without a loop over worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from noisy_envs.arrays import Array, as_numpy, namespace, put_rows
+from noisy_envs.cores import Core
+from noisy_envs.options import build, check_choice, check_count, check_flag
+from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
+from noisy_envs.registry import CORES
+from noisy_envs.shells.common import action_space, check_seed, follow, fresh_seed, observation_box
+from noisy_envs.tokens import TokenSpec
+
+
+def play(core: Core, state: Any, key: Array, clock: Array, action: Array) -> tuple[Any, Array, Array, Array]:
+    """Play one step of all worlds, a pure function that `torch.compile` takes whole.
+
+    Args:
+        core: the game.
+        state: of `B` worlds.
+        key: (B, 2) keys of the episodes.
+        clock: (B,) int64 steps played so far.
+        action: (B, ...) of the learning agent.
+
+    Returns:
+        State, clock, tokens (B, N, D) and reward (B,) after the step.
+    """
+    chance = core.chance(uniforms(key, clock + 1, core.step_draws))
+    state = core.transition(state, follow(core, state, action[:, None], chance.policy), chance)
+    return state, clock + 1, core.observation(state), core.reward(state)[:, 0]
+
+
+class TokenVectorEnv(VectorEnv[Any, Any, Any]):
+    """`num_envs` worlds of a game in step, each seen by its first agent: tokens (B, N, D).
+
+    World i seeded s is exactly the single environment seeded s + i, in each auto-reset mode.
+
+    Args:
+        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        num_envs: number of worlds, B.
+        max_episode_steps: a time limit; the smaller of it and the game's `max_steps` counts.
+        backend: "numpy", or "torch" for tensors in and out.
+        device: of the tensors, for example "cuda"; torch only.
+        autoreset_mode: NEXT_STEP (the step after an end resets and ignores its action), SAME_STEP (the last
+            observation is in `info["final_obs"]`) or DISABLED (`reset(options={"reset_mask": mask})` resets some).
+        compile: compile the step with `torch.compile`; torch only. The first step then takes a while.
+        check_actions: look for NaN, infinity and numbers of no action; by default on NumPy only, since on a
+            GPU it waits for the device. Shape, dtype and device are always checked.
+        render_mode: None or "rgb_array".
+        render_envs: draw at most so many worlds.
+        options: the game's; an unknown one raises TypeError and names what is allowed.
+
+    Rewards are float64 on NumPy, as Gymnasium's own vector environments give, float32 on torch. `info` holds
+    `signal_mask` (B, N) and `snr` (B,), with masks `_signal_mask` and `_snr` (B,) in Gymnasium's manner. On torch
+    `final_obs` and `final_info` are dense tensors, valid where their masks say.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
+
+    def __init__(
+        self,
+        game: str,
+        num_envs: int = 1,
+        *,
+        max_episode_steps: int | None = None,
+        backend: str = "numpy",
+        device: Any = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        compile: bool = False,
+        check_actions: bool | None = None,
+        render_mode: str | None = None,
+        render_envs: int = 16,
+        **options: Any,
+    ) -> None:
+        """Make the environments; see the class."""
+        check_count("num_envs", num_envs, minimum=1, may_be_range=False)
+        check_count("render_envs", render_envs, minimum=1, may_be_range=False)
+        check_choice("backend", backend, ("numpy", "torch"))
+        check_choice("render_mode", render_mode, (None, "rgb_array"))
+        check_flag("compile", compile)
+        if backend == "numpy" and (device is not None or compile):
+            raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
+        self.core: Core = build(CORES[game], options)
+        self.num_envs, self.backend, self.render_mode, self.render_envs = num_envs, backend, render_mode, render_envs
+        self.max_steps = self.core.max_steps
+        if max_episode_steps is not None:
+            check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
+            self.max_steps = min(self.max_steps, max_episode_steps)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
+        self.check_actions = backend == "numpy" if check_actions is None else check_actions
+        if backend == "torch":
+            import torch
+
+            self.device = torch.device(device or "cpu")
+        self.single_observation_space = observation_box(self.core)
+        self.single_action_space = action_space(self.core)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._compile = compile
+        self._step: Any = None
+        self._renderer: Any = None
+        self._state: Any = None
+        self._key: Array = None
+        self._clock: Array = None
+        self._signal_mask: Array = None
+        self._returns = np.zeros(num_envs)
+        self._steps_to_end = 0
+        self._seeds = np.full(num_envs, -1)
+        self._numbers = np.full(num_envs, -1)
+
+    @cached_property
+    def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """Space of all observations; made on demand, since it is as large as they are."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
+        return self.core.token_spec
+
+    @property
+    def state(self) -> Any:
+        """A copy of the worlds' state; `reset(options={"state": ...})` takes it."""
+        self._check_playing()
+        xp = namespace(self._clock)
+        return type(self._state)._make(xp.asarray(field, copy=True) for field in self._state)
+
+    @property
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seed and number (B,) of the episodes in play."""
+        return self._seeds.copy(), self._numbers.copy()
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Start the next episodes, or the first ones of `seed`: tokens (B, N, D), info.
+
+        Args:
+            seed: of world 0, and world i takes seed + i; or one for each world.
+            options: `reset_mask`, bool (B,), to reset some worlds only; `state`, a batch of states to start from;
+                `episode`, the number of the episode to start at. Others are ignored.
+        """
+        self._check_open()
+        if not isinstance(seed, Sequence):
+            super().reset(seed=seed)
+        options = options or {}
+        mask = self._reset_mask(options.get("reset_mask"))
+        rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._reseed(seed, rows, options.get("episode"))
+        self._begin(rows, options.get("state"))
+        tokens = self.core.observation(self._state)
+        self._signal_mask = self.core.signal_mask(tokens)
+        return tokens, self._info(tokens, self._array(np.isin(np.arange(self.num_envs), rows)))
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Play actions (B, 5), or (B,) integers: tokens (B, N, D), reward, terminated, truncated (B,), info."""
+        self._check_playing()
+        actions = self._read(actions)
+        ended = self._ended()
+        if ended is not None and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise RuntimeError(f"worlds {ended.tolist()} have ended: reset them with options={{'reset_mask': ...}}")
+        self._state, self._clock, tokens, reward = self._advance(self._state, self._key, self._clock, actions)
+        self._steps_to_end -= 1
+        if ended is not None:
+            tokens = self._restart(ended, tokens)
+            reward = put_rows(reward, self._array(ended), 0.0)
+        truncated = self._clock >= self.max_steps
+        terminated = namespace(truncated).zeros_like(truncated)
+        if self.render_mode is not None:
+            self._returns[as_numpy(self._clock) == 0] = 0.0
+            self._returns += as_numpy(reward)
+        info: dict[str, Any] = {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := self._ended()) is not None:
+            info = self._final(tokens, truncated)
+            tokens = self._restart(ended, tokens)
+        if self.backend == "numpy":
+            reward = reward.astype(np.float64)
+        return tokens, reward, terminated, truncated, info | self._info(tokens)
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """Draw the first `render_envs` worlds: a tuple of images (H, W, 3) uint8."""
+        self._check_playing()
+        if self.render_mode is None:
+            raise RuntimeError("render() needs render_mode='rgb_array' when the environments are made")
+        if self._renderer is None:
+            from noisy_envs.render import Renderer
+
+            self._renderer = Renderer(self.core, self.render_mode)
+        clocks = as_numpy(self._clock).tolist()
+        state = [as_numpy(field) for field in self._state]
+        return tuple(
+            self._renderer.draw(type(self._state)._make(x[i] for x in state), clocks[i], float(self._returns[i]))
+            for i in range(min(self.num_envs, self.render_envs))
+        )
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Release what drawing holds; Gymnasium's `close` calls this once, and its signature asks for keywords."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the compiled step, which cannot be copied; it is made again when needed."""
+        return {**self.__dict__, "_step": None}
+
+    def _advance(self, *inputs: Any) -> tuple[Any, Array, Array, Array]:
+        """Play a step, compiled if asked for."""
+        if not self._compile:
+            return play(self.core, *inputs)
+        if self._step is None:
+            import torch
+
+            self._step = torch.compile(play, fullgraph=True)
+        return self._step(self.core, *inputs)
+
+    def _reseed(self, seed: int | Sequence[int | None] | None, rows: np.ndarray, number: int | None) -> None:
+        """Set seeds and numbers of the episodes that `rows` begin."""
+        if seed is None:
+            base = fresh_seed() if (self._seeds[rows] < 0).any() else 0
+            seeds: Sequence[int | None] = [None] * self.num_envs
+            unseeded = base + np.arange(self.num_envs)
+        elif isinstance(seed, Sequence):
+            if len(seed) != self.num_envs:
+                raise ValueError(f"seed: {len(seed)} seeds given, must be num_envs={self.num_envs}")
+            seeds = seed
+            unseeded = np.array([fresh_seed() if one is None else check_seed(one) for one in seed])
+        else:
+            if check_seed(seed) > MAX_SEED - self.num_envs:
+                raise ValueError(f"seed={seed}: must be at most {MAX_SEED - self.num_envs} for {self.num_envs} worlds")
+            seeds = range(self.num_envs)
+            unseeded = seed + np.arange(self.num_envs)
+        anew = np.array([one is not None for one in seeds]) | (self._seeds < 0)
+        self._numbers[rows] = np.where(anew, 0, self._numbers + 1)[rows]
+        self._seeds[rows] = np.where(anew, unseeded, self._seeds)[rows]
+        if number is not None:
+            check_count("episode", number, minimum=0, may_be_range=False)
+            self._numbers[rows] = number
+
+    def _begin(self, rows: np.ndarray, given: Any = None) -> None:
+        """Start the episodes `_seeds`, `_numbers` in the worlds `rows`."""
+        key = self._array(episode_key(self._seeds[rows], self._numbers[rows]))
+        clock = namespace(key).zeros_like(key[:, 0])
+        if given is None:
+            state = self.core.initial(uniforms(key, clock, self.core.start_draws))
+        else:
+            admitted = self.core.admit(given, (self.num_envs,))
+            state = type(admitted)._make(self._array(x[rows]) for x in admitted)
+        if len(rows) == self.num_envs:
+            self._state, self._key, self._clock = state, key, clock
+            self._returns = np.zeros(self.num_envs)
+        elif self._state is None:
+            raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
+        else:
+            places = self._array(rows)
+            fields = zip(self._state, state, strict=True)
+            self._state = type(state)._make(put_rows(old, places, new) for old, new in fields)
+            self._key, self._clock = put_rows(self._key, places, key), put_rows(self._clock, places, clock)
+            self._returns[rows] = 0.0
+        self._steps_to_end = self.max_steps - int(self._clock.max())
+
+    def _restart(self, rows: np.ndarray, tokens: Array) -> Array:
+        """Start the next episode in the worlds `rows`, and return `tokens` with their first observations."""
+        self._numbers[rows] += 1
+        self._begin(rows)
+        if len(rows) == self.num_envs:
+            tokens = self.core.observation(self._state)
+            self._signal_mask = self.core.signal_mask(tokens)
+            return tokens
+        places = self._array(rows)
+        fresh = self.core.observation(type(self._state)._make(x[places] for x in self._state))
+        self._signal_mask = put_rows(self._signal_mask, places, self.core.signal_mask(fresh))
+        return put_rows(tokens, places, fresh)
+
+    def _ended(self) -> np.ndarray | None:
+        """Return the rows of worlds whose episode is over, or None: known without asking the device each step."""
+        if self._steps_to_end > 0:
+            return None
+        return np.flatnonzero(as_numpy(self._clock >= self.max_steps))
+
+    def _info(self, tokens: Array, where: Array | None = None) -> dict[str, Any]:
+        """Describe the signal in `tokens`, for the worlds `where`, or for all."""
+        xp = namespace(tokens)
+        float_type = xp.float64 if self.backend == "numpy" else xp.float32
+        signal = xp.astype(xp.sum(xp.astype(self._signal_mask, xp.int64), axis=-1), float_type)
+        present = xp.sum(xp.astype(self.token_spec.mask(tokens), xp.int64), axis=-1)
+        mask, snr = xp.asarray(self._signal_mask, copy=True), signal / present
+        if where is None:
+            where = xp.ones_like(present, dtype=xp.bool)
+        else:
+            mask, snr = mask & where[:, None], xp.where(where, snr, xp.zeros_like(snr))
+        return {"signal_mask": mask, "_signal_mask": where, "snr": snr, "_snr": xp.asarray(where, copy=True)}
+
+    def _final(self, tokens: Array, ended: Array) -> dict[str, Any]:
+        """Lay out the last observations of the worlds `ended` as Gymnasium does, or densely on torch."""
+        final_obs = tokens
+        if self.backend == "numpy":
+            final_obs = np.full(self.num_envs, None, dtype=object)
+            for i in np.flatnonzero(ended):
+                final_obs[i] = tokens[i].copy()
+        final_info = self._info(tokens, ended)
+        masks = {"_final_obs": ended, "_final_info": namespace(ended).asarray(ended, copy=True)}
+        return {"final_obs": final_obs, "final_info": final_info} | masks
+
+    def _array(self, array: np.ndarray) -> Array:
+        """Move a NumPy array to the backend."""
+        if self.backend == "numpy":
+            return array
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def _reset_mask(self, mask: Any) -> np.ndarray | None:
+        if mask is None:
+            return None
+        array = as_numpy(mask)
+        if array.shape != (self.num_envs,) or array.dtype != np.bool_ or not array.any():
+            raise ValueError(f"reset_mask={mask!r}: must be bool ({self.num_envs},) with at least one True")
+        return array
+
+    def _read(self, actions: Any) -> Array:
+        """Return actions as an array of the backend, or raise."""
+        core = self.core
+        shape = (self.num_envs, core.num_actions) if core.continuous_actions else (self.num_envs,)
+        if self.backend == "numpy":
+            actions = np.asarray(actions, dtype=np.float32 if core.continuous_actions else None)
+            good_type = core.continuous_actions or actions.dtype.kind in "iu"
+        else:
+            good_type = getattr(actions, "device", None) == self.device and (
+                actions.is_floating_point() == core.continuous_actions and not actions.is_complex()
+            )
+        if not good_type or tuple(actions.shape) != shape:
+            kind = "float" if core.continuous_actions else "integer"
+            where = f" on {self.device}" if self.backend == "torch" else ""
+            got = f"{getattr(actions, 'dtype', type(actions))} {tuple(getattr(actions, 'shape', ()))}"
+            raise ValueError(f"actions: {got} must be {kind} {shape}{where}")
+        if self.check_actions:
+            self._check_values(actions)
+        return actions
+
+    def _check_values(self, actions: Array) -> None:
+        """Raise on a number that no action has; worlds about to reset ignore theirs."""
+        xp = namespace(actions)
+        if self.core.continuous_actions:
+            good = xp.all(xp.isfinite(actions), axis=-1)
+        else:
+            good = (actions >= 0) & (actions < self.core.num_actions)
+        if not bool(xp.all(good | (self._clock >= self.max_steps))):
+            bad = int(xp.argmin(xp.astype(good, xp.int64)))
+            allowed = "finite numbers" if self.core.continuous_actions else f"from 0 to {self.core.num_actions - 1}"
+            raise ValueError(f"action {actions[bad]} of world {bad}: must be {allowed}")
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("the environments are closed: make new ones")
+
+    def _check_playing(self) -> None:
+        self._check_open()
+        if self._state is None:
+            raise RuntimeError("no episode has begun: call reset() first")

@@ -1,0 +1,24 @@
+"""Simple centroid for PettingZoo: `parallel_env(...)` and, by PettingZoo's own conversion, the AEC `env(...)`.
+
+The game and its options are described in `noisy_envs.cores.simple_centroid.SimpleCentroid`. Agents are named
+`agent_0`, `agent_1`, …
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pettingzoo import AECEnv
+from pettingzoo.utils import parallel_to_aec, wrappers
+
+from noisy_envs.shells.parallel import ParallelTokenEnv
+
+
+def parallel_env(render_mode: str | None = None, **options: Any) -> ParallelTokenEnv:
+    """Make the environment in which all agents act at once; options are checked by the game."""
+    return ParallelTokenEnv("simple_centroid", render_mode, **options)
+
+
+def env(render_mode: str | None = None, **options: Any) -> AECEnv[str, Any, Any]:
+    """Make the environment in which agents act in turn; options are checked by the game."""
+    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(render_mode, **options)))
