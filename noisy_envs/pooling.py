@@ -27,9 +27,7 @@ class AvgPool(nn.Module):
         """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
         return tokens, mask
 
-    def weights(
-        self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the tokens' weights (B, N); `attention` is not used."""
         self._check(embeddings, mask)
         if mask is None:
@@ -62,9 +60,7 @@ class MaxPool(nn.Module):
         """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
         return tokens, mask
 
-    def weights(
-        self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the tokens' weights in each feature (B, N, D); `attention` is not used."""
         largest = embeddings == self.forward(embeddings, mask).unsqueeze(1)  # (B, N, D)
         if mask is not None:
@@ -108,9 +104,7 @@ class ClsToken(nn.Module):
         tokens = torch.cat([self.token.expand(len(tokens), 1, -1), tokens], dim=1)
         return tokens, None if mask is None else torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
 
-    def weights(
-        self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the class token's attention to the others (B, heads, N), rescaled to sum to 1 over them.
 
         embeddings (B, N + 1, D) and mask (B, N + 1) are those of `forward`; attention, the weights in the
@@ -202,9 +196,7 @@ class AdaPool(nn.Module):
         """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
         return tokens, mask
 
-    def weights(
-        self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the tokens' weights in each head (B, heads, N), summing to 1; `attention` is not used."""
         return self._attend(embeddings, mask)[2]
 

@@ -60,10 +60,12 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     """
     xp = namespace(key)
     base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
-    index = xp.concat([
-        xp.arange(stream * STREAM, stream * STREAM + count, dtype=xp.int64, device=key.device)
-        for stream, count in enumerate(counts)
-    ])
+    index = xp.concat(
+        [
+            xp.arange(stream * STREAM, stream * STREAM + count, dtype=xp.int64, device=key.device)
+            for stream, count in enumerate(counts)
+        ]
+    )
     word = _mix((base + index * WEYL) & MASK)
     word = _mix(word ^ key[:, 1:])  # (B, sum of counts)
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24

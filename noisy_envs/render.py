@@ -1,8 +1,7 @@
 """Drawing: a picture of one world, as an array or in a window.
 
-A game turns its state into a `Scene`, what to draw in units of the world (`SCENES`, looked up by the name of the
-core); the rest of the module paints any scene. pygame is imported at the first drawing. Arrays are painted in
-memory and need no display.
+One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world; the
+rest of the module paints any scene. pygame is imported at the first drawing, and an array needs no display.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ Color = tuple[int, int, int]
 Point = tuple[float, float]
 
 Array = npt.NDArray[Any]
+Picture = npt.NDArray[np.uint8]
 
 WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
-GREEN, PALE_GREEN, BLUE, RED, AMBER = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80), (255, 166, 0)
+GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
+AMBER = (255, 166, 0)
 MARGIN = 0.5  # units of the world between the outermost start and the border
 # shares of the picture's size
 BAND = 0.055  # height of the caption, and of the legend
@@ -38,7 +39,7 @@ SMOOTH = 2  # a picture is painted so many times too large and scaled down, whic
 
 
 class Kind(NamedTuple):
-    """How one kind of things looks; kinds differ in lightness and shape, for eyes that confuse red and green."""
+    """How things of one kind look; kinds differ in lightness and shape too, for eyes that confuse colours."""
 
     name: str  # in the legend
     radius: float  # units of the world
@@ -120,7 +121,7 @@ class Renderer:
         self._opened: tuple[pygame.Window, pygame.time.Clock] | None = None
         self._dismissed = False  # the person closed the window
 
-    def draw(self, state: Any, step: int, total_return: float, weights: Any = None) -> npt.NDArray[np.uint8] | None:
+    def draw(self, state: Any, step: int, total_return: float, weights: Any = None) -> Picture | None:
         """Draw one world.
 
         Args:
@@ -137,14 +138,15 @@ class Renderer:
             RuntimeError: the person has closed the window.
         """
         if self._dismissed:
-            raise RuntimeError("the window was closed; close() this renderer (or environment) to draw in a new one")
+            raise RuntimeError("the window was closed; after close() a drawing opens a new one")
         scene = SCENES[self.core.name](self.core, state, _halos(weights, self.core.num_entities))
         if weights is not None:
             scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
         # + 0.0 turns -0.0 into 0.0
         picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
         if self.mode == "human":
-            return self._show(picture)
+            self._show(picture)
+            return None
         import pygame
 
         pixels = np.frombuffer(pygame.image.tobytes(picture, "RGB"), np.uint8)
@@ -169,7 +171,7 @@ class Renderer:
         window.get_surface().blit(picture, (0, 0))
         window.flip()
         clock.tick(self.fps)
-        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion would fill the queue
+        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion fills the queue
             if getattr(event, "window", None) is not window:
                 pygame.event.post(event)
             elif event.type == pygame.WINDOWCLOSE:
@@ -184,7 +186,7 @@ class Renderer:
             if self._opened is not None and self._opened[0].get_surface():
                 return self._opened
         except pygame.error:
-            pass  # another program has called pygame.quit(), which ends all windows
+            pass  # a pygame.quit() elsewhere has ended all windows
         # without this, SDL turns SIGTERM into an event, and a run no longer obeys `kill`
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
         self._opened = pygame.Window(self.core.name, (self.size, self.size)), pygame.time.Clock()
@@ -204,32 +206,31 @@ def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
     _paint_world(canvas, view, scene)
     canvas.set_clip(None)
     pygame.font.init()
-    font = pygame.font.Font(None, round(TEXT * large))  # not kept: another program's pygame.quit() would end it
+    font = pygame.font.Font(None, round(TEXT * large))  # not kept: a pygame.quit() elsewhere would end it
     text = font.render(caption, True, BLACK)
     canvas.blit(text, text.get_rect(midleft=(band / 2, band / 2)))
-    _paint_legend(canvas, large - band / 2, band / 2, [(kind, font.render(kind.name, True, BLACK)) for kind in scene.kinds])
+    _paint_legend(canvas, font, large - band / 2, scene.kinds)
     return pygame.transform.smoothscale(canvas, (size, size))
 
 
 def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> None:
-    """Paint grid and things, farthest first; an arrow at the border stands for a thing out of view."""
+    """Paint grid and things; an arrow at the border stands for a thing out of view."""
     least, scale = LEGIBLE * canvas.get_width(), view.height / 2 / scene.reach
     _paint_grid(canvas, view, scale)
     border = view.inflate(-4 * least, -4 * least)
-    placed = []
-    for kind in reversed(scene.kinds):
-        for item in scene.items:
-            if item.kind is kind:
-                x, y = view.centerx + scale * item.x, view.centery - scale * item.y
-                near = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
-                placed.append((item, (x, y), near, view.collidepoint(x, y)))
-    for item, place, near, seen in placed:  # below all things, so that a halo hides none
-        _paint_halo(canvas, place if seen else near, max(item.kind.radius * scale, least), item.halo)
-    for item, place, near, seen in placed:
+    things = []
+    for item in sorted(scene.items, key=lambda item: scene.kinds.index(item.kind), reverse=True):
+        x, y = view.centerx + scale * item.x, view.centery - scale * item.y
+        near = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
+        things.append((item, max(item.kind.radius * scale, least), (x, y), near, view.collidepoint(x, y)))
+    for item, radius, place, near, seen in things:  # all halos first, so that none hides a thing
+        _paint_halo(canvas, place if seen else near, radius, item.halo)
+    for item, radius, place, near, seen in things:
         if seen:
-            _paint_kind(canvas, item.kind, place, max(item.kind.radius * scale, least))
+            _paint_kind(canvas, item.kind, place, radius)
         else:
-            _paint_arrow(canvas, item.kind.color, near, math.atan2(place[1] - near[1], place[0] - near[0]), 1.4 * least)
+            angle = math.atan2(place[1] - near[1], place[0] - near[0])
+            _paint_arrow(canvas, item.kind.color, near, angle, 1.4 * least)
 
 
 def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float) -> None:
@@ -255,9 +256,9 @@ def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float)
             pygame.draw.line(canvas, color, (x - length, y), (x + length, y), width * SMOOTH)
             pygame.draw.line(canvas, color, (x, y - length), (x, y + length), width * SMOOTH)
         return
-    pygame.draw.aacircle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
+    pygame.draw.circle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
     for share, color in ((1.0, kind.color), *kind.core):
-        pygame.draw.aacircle(canvas, color, place, share * radius)
+        pygame.draw.circle(canvas, color, place, share * radius)
 
 
 def _paint_arrow(canvas: pygame.Surface, color: Color, place: Point, angle: float, radius: float) -> None:
@@ -277,18 +278,20 @@ def _paint_halo(canvas: pygame.Surface, place: Point, radius: float, strength: f
     reach = math.ceil(radius + width)
     if width < 1:
         return
-    axis = np.arange(-reach, reach + 1)
+    axis = np.arange(-reach, reach + 1, dtype=np.float32)
     fade = np.clip((radius + width - np.hypot(axis[:, None], axis)) / width, 0.0, 1.0)
     glow = pygame.Surface(fade.shape, pygame.SRCALPHA, 32)
     glow.fill(AMBER)
-    pygame.surfarray.pixels_alpha(glow)[:] = 255 * strength * fade
+    pygame.surfarray.pixels_alpha(glow)[:] = fade * (255 * strength)
     canvas.blit(glow, (place[0] - reach, place[1] - reach))
 
 
-def _paint_legend(canvas: pygame.Surface, y: float, icon: float, entries: list[tuple[Kind, pygame.Surface]]) -> None:
-    """Paint icons and labels in a row, centred."""
-    x = (canvas.get_width() - sum(2.2 * icon + label.get_width() for _, label in entries) + icon) / 2
-    for kind, label in entries:
+def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, kinds: tuple[Kind, ...]) -> None:
+    """Paint an icon and a label for each kind, in a row around the middle of the canvas at height `y`."""
+    icon = BAND / 2 * canvas.get_width()
+    labels = [font.render(kind.name, True, BLACK) for kind in kinds]
+    x = (canvas.get_width() - sum(2.2 * icon + label.get_width() for label in labels) + icon) / 2
+    for kind, label in zip(kinds, labels, strict=True):
         if kind is WEIGHT:
             _paint_halo(canvas, (x + icon / 2, y), 1.0, 0.5)
         else:
@@ -298,10 +301,9 @@ def _paint_legend(canvas: pygame.Surface, y: float, icon: float, entries: list[t
 
 
 def _halos(weights: Any, count: int) -> Array:
-    """Turn weights into strengths of halos (N,) relative to the largest; none without weights."""
-    if weights is None:
-        return np.zeros(count)
-    weights = np.asarray(weights, dtype=np.float64)
-    if weights.shape != (count,) or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ValueError(f"weights={weights!r} must be {count} finite numbers, one for each token, none negative")
-    return weights / (weights.max() or 1.0)
+    """Turn weights into strengths of halos (N,) relative to the largest; no weights, no halos."""
+    given = np.zeros(count) if weights is None else np.asarray(weights, dtype=np.float64)
+    if given.shape != (count,) or not (np.isfinite(given) & (given >= 0)).all():
+        raise ValueError(f"weights={weights!r} must be {count} finite numbers, one a token, none negative")
+    strengths: Array = given / (given.max() or 1.0)
+    return strengths

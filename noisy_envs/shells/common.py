@@ -19,7 +19,9 @@ from noisy_envs.randomness import MAX_SEED
 @cache
 def observation_box(core: Core) -> spaces.Box:
     """Return the space of one agent's tokens, (N, D) float32, finite."""
-    low, high = (np.tile(np.array(bound, np.float32), (core.token_spec.num_tokens, 1)) for bound in core.observation_bounds)
+    low, high = (
+        np.tile(np.array(bound, np.float32), (core.token_spec.num_tokens, 1)) for bound in core.observation_bounds
+    )
     return spaces.Box(low, high, dtype=np.float32)
 
 

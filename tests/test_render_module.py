@@ -1,0 +1,490 @@
+"""The pictures of a world: what they show, where they open a window, and what they leave alone."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from noisy_envs import render
+from noisy_envs.cores.simple_centroid import ABSENT, SimpleCentroid, State
+from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.render import Renderer
+
+SIZE = 300
+CORES = {
+    "1-3-4": SimpleCentroid(),
+    "1-31-0": SimpleCentroid(num_signal=31, num_noise=0),
+    "1-3-28": SimpleCentroid(num_noise=28),
+    "3-(1,5)-(0,28)": SimpleCentroid(num_agents=3, num_signal=(1, 5), num_noise=(0, 28)),
+    "wide": SimpleCentroid(spread=500.0),
+    "narrow": SimpleCentroid(spread=0.05, noise_offset=0.0),
+}
+CORE = CORES["1-3-4"]
+each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+
+
+def start(core: SimpleCentroid, seed: int = 0) -> State:
+    """Return the first world of an episode, without the batch axis."""
+    key = episode_key(np.array([seed]), np.array([0]))
+    batch = core.initial(uniforms(key, np.array([0]), core.start_draws))
+    return State(*(part[0] for part in batch))
+
+
+def place_agent(state: State, x: float, y: float) -> State:
+    """Return a copy of a world whose first agent stands elsewhere."""
+    mover = state.mover.copy()
+    mover[0, :2] = x, y
+    return state._replace(mover=mover)
+
+
+def picture(core: SimpleCentroid, state: State, weights: object = None, size: int = SIZE) -> np.ndarray:
+    """Draw one array with a new renderer."""
+    drawn = Renderer(core, "rgb_array", size=size).draw(state, 0, 0.0, weights)
+    assert drawn is not None
+    return drawn
+
+
+def close_to(frame: np.ndarray, color: tuple[int, int, int], far: int = 40) -> np.ndarray:
+    """Tell which pixels between the caption and the legend have nearly a color, bool (H, W)."""
+    found = np.abs(frame.astype(int) - color).max(axis=-1) < far
+    band = round(render.BAND * len(frame)) + 1
+    found[:band] = found[-band:] = False
+    return found
+
+
+def run_clean(code: str, **environment: str) -> str:
+    """Run code in a new interpreter with warnings as errors and no display; return what it prints."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")}
+    kept.pop("PYGAME_HIDE_SUPPORT_PROMPT", None)
+    head = """
+    import sys
+    sys.path[:0] = ["tests", "."]
+    from test_render_module import CORE, Renderer, start
+    """
+    script = textwrap.dedent(head) + textwrap.dedent(code)
+    command = [sys.executable, "-W", "error", "-c", script]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ran = subprocess.run(command, env=kept | environment, cwd=root, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give SDL a display that nobody sees, and leave none behind."""
+    import pygame
+
+    pygame.quit()
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    yield
+    pygame.quit()
+
+
+def press_close(renderer: Renderer) -> None:
+    """Do what a person does who closes the window."""
+    import pygame
+
+    assert renderer._opened is not None
+    pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=renderer._opened[0]))
+
+
+def is_open(renderer: Renderer) -> bool:
+    """Tell whether the renderer has a window that lives."""
+    return renderer._opened is not None and renderer._opened[0].get_surface() is not None
+
+
+# C14: pictures
+
+
+@each_core
+@pytest.mark.parametrize("size", [100, 333, 600])
+def test_array_is_uint8_and_shows_something_before_any_step(core: SimpleCentroid, size: int) -> None:
+    frame = picture(core, start(core), size=size)
+    assert frame.dtype == np.uint8 and frame.shape == (size, size, 3) and frame.flags.writeable
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 10
+    for kind in (render.AGENT, render.SIGNAL):
+        assert close_to(frame, kind.color, 80).any()
+    assert close_to(frame, render.RED, 80).any() == bool((start(core).role == 3).any())
+
+
+def test_the_same_world_gives_the_same_picture_and_a_new_array() -> None:
+    renderer = Renderer(CORE, "rgb_array", size=SIZE)
+    first, second = (renderer.draw(start(CORE), 0, 0.0) for _ in range(2))
+    assert first is not None and second is not None
+    np.testing.assert_array_equal(first, second)
+    assert not np.shares_memory(first, second)
+    np.testing.assert_array_equal(picture(CORE, start(CORE)), first)
+
+
+def test_picture_changes_with_agent_step_and_return() -> None:
+    state, renderer = start(CORE), Renderer(CORE, "rgb_array", size=SIZE)
+    frames = [
+        renderer.draw(state, 0, 0.0),
+        renderer.draw(place_agent(state, 0.3, -0.3), 0, 0.0),
+        renderer.draw(state, 1, 0.0),
+        renderer.draw(state, 0, 0.001),
+    ]
+    assert len({frame.tobytes() for frame in frames if frame is not None}) == 4
+
+
+def test_a_return_that_rounds_to_zero_has_no_sign() -> None:
+    renderer, state = Renderer(CORE, "rgb_array", size=SIZE), start(CORE)
+    np.testing.assert_array_equal(renderer.draw(state, 0, -0.0001), renderer.draw(state, 0, 0.0))
+
+
+def test_agent_is_drawn_where_it_is() -> None:
+    """Up is up, right is right, a unit is a unit, and the radius is true to scale."""
+    size = 600
+    core = SimpleCentroid(num_signal=1, num_noise=1, spread=0.2, noise_spread=0.2, noise_offset=0.0)
+    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    frame = picture(core, place_agent(start(core), 0.45, 0.35), size=size)
+    rows, columns = np.nonzero(close_to(frame, render.GREEN))
+    assert columns.mean() == pytest.approx(size / 2 + 0.45 * scale, abs=1.0)
+    assert rows.mean() == pytest.approx(size / 2 - 0.35 * scale, abs=1.0)
+    assert np.ptp(columns) / 2 == pytest.approx(render.AGENT.radius * scale, abs=1.5)
+
+
+def test_entities_stay_legible_in_a_wide_world() -> None:
+    core = CORES["wide"]
+    columns = np.nonzero(close_to(picture(core, start(core), size=600), render.GREEN))[1]
+    assert np.ptp(columns) + 1 >= 10
+
+
+def test_cross_marks_the_centroid_of_the_present_signal() -> None:
+    core = SimpleCentroid(num_signal=(1, 4), num_noise=0)
+    state = next(s for s in (start(core, seed) for seed in range(50)) if (s.role == 2).sum() == 2)
+    scene = render.simple_centroid_scene(core, state, np.zeros(core.num_entities))
+    cross = [item for item in scene.items if item.kind is render.CENTROID]
+    middle = (state.mover[1, :2] + state.mover[2, :2]) / 2
+    assert [(item.x, item.y) for item in cross] == [pytest.approx(tuple(middle), abs=1e-6)]
+
+
+def test_kinds_differ_in_lightness() -> None:
+    """A grey picture still tells the kinds apart: agent, other agents, signal, noise."""
+    kinds = (render.AGENT, render.OTHER, render.SIGNAL, render.NOISE)
+    light = sorted(float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds)
+    assert min(np.diff(light)) > 20
+
+
+@each_core
+def test_every_start_is_well_inside(core: SimpleCentroid) -> None:
+    for seed in range(50):
+        state = start(core, seed)
+        scene = render.simple_centroid_scene(core, state, np.zeros(core.num_entities))
+        assert max(abs(place) for item in scene.items for place in (item.x, item.y)) <= scene.reach - 0.49
+
+
+def test_drawing_changes_no_state() -> None:
+    state = start(CORE)
+    before = copy.deepcopy(state)
+    for part in state:
+        part.flags.writeable = False
+    picture(CORE, state, np.ones(8))
+    for part, kept in zip(state, before, strict=True):
+        np.testing.assert_array_equal(part, kept)
+
+
+# Padding
+
+
+def test_padding_is_not_drawn() -> None:
+    core = CORES["3-(1,5)-(0,28)"]
+    state = start(core, 1)
+    absent = state.role == ABSENT
+    assert 0 < absent.sum() < len(absent)
+    moved = State(state.mover.copy(), state.landmark.copy(), state.role)
+    moved.mover[absent[: core.num_movers]] = 1.0
+    moved.landmark[absent[core.num_movers :]] = -1.0
+    weights = np.linspace(0.0, 1.0, core.num_entities)
+    np.testing.assert_array_equal(picture(core, state, weights), picture(core, moved, weights))
+    scene = render.simple_centroid_scene(core, state, weights)
+    assert len(scene.items) == (~absent).sum() + 1  # and the centroid
+
+
+def test_legend_names_only_kinds_that_the_game_has() -> None:
+    names = {}
+    for name, core in CORES.items():
+        scene = render.simple_centroid_scene(core, start(core), np.zeros(core.num_entities))
+        names[name] = [kind.name for kind in scene.kinds]
+    assert names["1-3-4"] == ["agent", "signal", "centroid", "noise"]
+    assert names["1-31-0"] == ["agent", "signal", "centroid"]
+    assert names["3-(1,5)-(0,28)"] == ["agent", "other agents", "signal", "centroid", "noise"]
+
+
+# C13: the camera
+
+
+def test_camera_never_moves() -> None:
+    state = start(CORE)
+    with_agent, far = (picture(CORE, place_agent(state, *place)) for place in ((0.0, 0.0), (900.0, -40.0)))
+    assert close_to(with_agent, render.RED).sum() > 40
+    np.testing.assert_array_equal(close_to(with_agent, render.RED), close_to(far, render.RED))
+    np.testing.assert_array_equal(close_to(with_agent, render.BLUE), close_to(far, render.BLUE))
+
+
+@pytest.mark.parametrize(("x", "y"), [(50, 0), (-50, 0), (0, 50), (0, -50), (50, 50), (-1e6, 1e6)])
+def test_agent_out_of_view_is_an_arrow_at_the_border(x: float, y: float) -> None:
+    frame = picture(CORE, place_agent(start(CORE), x, y))
+    rows, columns = np.nonzero(close_to(frame, render.GREEN))
+    assert 5 < len(rows) < 100
+    if x:
+        assert np.sign(columns.mean() - SIZE / 2) == np.sign(x) and abs(columns.mean() - SIZE / 2) > 0.45 * SIZE
+    if y:
+        assert np.sign(SIZE / 2 - rows.mean()) == np.sign(y) and abs(rows.mean() - SIZE / 2) > 0.4 * SIZE
+
+
+# Halos
+
+
+def amber(frame: np.ndarray) -> np.ndarray:
+    """Return the amber in each pixel: what red has over blue where green lies between, (H, W)."""
+    red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
+    return np.where((red >= green) & (green > blue + 5), red - blue, 0)
+
+
+@pytest.mark.parametrize("name", ["1-3-4", "1-3-28", "3-(1,5)-(0,28)"])
+def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
+    """Weights follow the rows of the observation of agent 0."""
+    core = CORES[name]
+    state = start(core, 2)
+    tokens = core.observation(State(*(part[None] for part in state)), 0)[0]
+    scale = (SIZE / 2 - round(render.BAND * SIZE)) / (core.start_reach + render.MARGIN)
+    middle = (SIZE - round(render.BAND * SIZE) * 2) // 2
+    for token in np.nonzero(tokens[:, -1] != ABSENT)[0]:
+        x, y = tokens[token, :2] * core.observation_scale + state.mover[0, :2]
+        glow = amber(picture(core, state, np.eye(core.num_entities)[token]))
+        band = round(render.BAND * SIZE)
+        rows, columns = np.nonzero(glow[band:-band] > 20)
+        assert (columns.min() + columns.max()) / 2 == pytest.approx(SIZE / 2 + x * scale, abs=2.5)
+        assert (rows.min() + rows.max()) / 2 == pytest.approx(middle - y * scale, abs=2.5)
+
+
+def test_halo_grows_with_the_weight_relative_to_the_largest() -> None:
+    core = SimpleCentroid(num_signal=1, num_noise=1)
+    mover = np.array([[-1.5, 0, 0, 0], [1.5, 0, 0, 0]], dtype=np.float32)
+    state = State(mover, np.array([[0, 1.5, 0, 0]], dtype=np.float32), np.array([1, 2, 3], dtype=np.float32))
+    sums, widths = [], []
+    for share in (0.0, 0.25, 0.5, 1.0):
+        glow = amber(picture(core, state, [share, 0.0, 1.0]))[50:-50, : SIZE // 2 - 30]
+        sums.append(glow.sum())
+        widths.append((glow > 0).any(axis=0).sum())
+    assert np.all(np.diff(sums) > 0) and np.all(np.diff(widths) > 0) and sums[0] == 0
+    np.testing.assert_array_equal(picture(core, state, [1, 2, 4]), picture(core, state, [0.25, 0.5, 1.0]))
+    assert (picture(core, state, [1, 1, 1]) != picture(core, state)).any()
+
+
+def test_weights_of_zero_draw_no_halo() -> None:
+    assert amber(picture(CORE, start(CORE), np.zeros(8)))[20:-20].max() == 0
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [np.ones(7), np.ones((8, 1)), 1.0, -np.eye(8)[0], np.full(8, np.nan), np.full(8, np.inf)],
+    ids=["few", "matrix", "scalar", "negative", "nan", "inf"],
+)
+def test_impossible_weights_are_refused(weights: object) -> None:
+    with pytest.raises(ValueError, match="must be 8 finite numbers"):
+        picture(CORE, start(CORE), weights)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "ansi"}, "mode='ansi' must be 'human' or 'rgb_array'"),
+        ({"fps": 0}, "fps=0 must be at least 1"),
+        ({"size": 99}, "size=99 at least 100"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Renderer(CORE, **({"mode": "rgb_array"} | options))
+
+
+def test_an_unknown_game_is_refused() -> None:
+    class Other:
+        name = "chess"
+
+    with pytest.raises(ValueError, match=r"cannot draw 'chess', only \['simple_centroid'"):
+        Renderer(Other(), "rgb_array")
+
+
+# C15 and C16: what is imported, what is opened
+
+
+def test_pygame_comes_with_the_first_drawing_and_no_display_or_mixer_ever() -> None:
+    printed = run_clean("""
+    renderer = Renderer(CORE, "rgb_array", size=100)
+    assert "pygame" not in sys.modules
+    frame = renderer.draw(start(CORE), 0, 0.0)
+    import pygame
+    assert not pygame.display.get_init() and pygame.mixer.get_init() is None
+    assert frame.std() > 0
+    renderer.close()
+    """)
+    assert printed == ""  # nor a greeting
+
+
+def test_human_mode_imports_late_and_starts_no_mixer() -> None:
+    run_clean(
+        """
+        renderer = Renderer(CORE, "human", size=100)
+        assert "pygame" not in sys.modules
+        assert renderer.draw(start(CORE), 0, 0.0) is None
+        import pygame
+        assert pygame.display.get_init() and pygame.mixer.get_init() is None
+        renderer.close()
+        """,
+        SDL_VIDEODRIVER="dummy",
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+def test_a_run_with_a_window_obeys_kill() -> None:
+    with pytest.raises(AssertionError):
+        run_clean(
+            """
+            import os, signal, time
+            Renderer(CORE, "human", size=100).draw(start(CORE), 0, 0.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+            """,
+            SDL_VIDEODRIVER="dummy",
+        )
+
+
+# C17: pace
+
+
+def test_human_is_paced_and_array_is_not(screen: None) -> None:
+    state, times = start(CORE), {}
+    for mode in ("human", "rgb_array"):
+        renderer = Renderer(CORE, mode, fps=10, size=100)
+        renderer.draw(state, 0, 0.0)
+        began = time.perf_counter()
+        for step in range(1, 4):
+            renderer.draw(state, step, 0.0)
+        times[mode] = time.perf_counter() - began
+        renderer.close()
+    assert 0.25 < times["human"] < 0.6
+    assert times["rgb_array"] < 0.15
+
+
+# C20: windows
+
+
+def test_window_shows_the_picture(screen: None) -> None:
+    import pygame
+
+    renderer = Renderer(CORE, "human", fps=100, size=SIZE)
+    assert renderer.draw(start(CORE), 0, 0.0) is None
+    assert renderer._opened is not None
+    shown = pygame.surfarray.array3d(renderer._opened[0].get_surface()).swapaxes(0, 1)
+    np.testing.assert_array_equal(shown, picture(CORE, start(CORE)))
+    renderer.close()
+
+
+@pytest.mark.parametrize("mode", ["human", "rgb_array"])
+def test_close_is_idempotent_and_drawing_again_works(screen: None, mode: str) -> None:
+    renderer = Renderer(CORE, mode, fps=100, size=100)
+    renderer.close()
+    for _ in range(2):
+        renderer.draw(start(CORE), 0, 0.0)
+        assert is_open(renderer) == (mode == "human")
+        renderer.close()
+        renderer.close()
+        assert not is_open(renderer)
+
+
+def test_each_renderer_closes_only_its_own_window(screen: None) -> None:
+    import pygame
+
+    users = pygame.display.set_mode((50, 50))
+    first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
+    for renderer in (first, second):
+        renderer.draw(start(CORE), 0, 0.0)
+    first.close()
+    assert is_open(second) and not is_open(first)
+    second.draw(start(CORE), 1, 0.0)
+    second.close()
+    assert pygame.display.get_init() and pygame.display.get_surface() is users
+    users.fill("red")
+    pygame.display.flip()
+
+
+def test_a_closed_window_is_told_at_the_next_drawing(screen: None) -> None:
+    first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
+    for renderer in (first, second):
+        renderer.draw(start(CORE), 0, 0.0)
+    press_close(second)
+    first.draw(start(CORE), 1, 0.0)  # sees an event that is not its own
+    assert is_open(first) and is_open(second)
+    second.draw(start(CORE), 1, 0.0)
+    assert is_open(first) and not is_open(second)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the window was closed"):
+            second.draw(start(CORE), 2, 0.0)
+    first.draw(start(CORE), 2, 0.0)
+    second.close()
+    second.draw(start(CORE), 3, 0.0)
+    assert is_open(second)
+    first.close()
+    second.close()
+
+
+def test_other_events_are_left_to_the_program(screen: None) -> None:
+    import pygame
+
+    renderer = Renderer(CORE, "human", fps=100, size=100)
+    renderer.draw(start(CORE), 0, 0.0)
+    pygame.event.clear()
+    pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_LEFT))
+    pygame.event.post(pygame.event.Event(pygame.MOUSEMOTION, pos=(1, 1), rel=(0, 0), buttons=(0, 0, 0)))
+    renderer.draw(start(CORE), 1, 0.0)
+    assert {event.type for event in pygame.event.get()} >= {pygame.KEYDOWN, pygame.MOUSEMOTION}
+    renderer.close()
+
+
+def test_another_programs_quit_does_no_harm(screen: None) -> None:
+    """Gymnasium's own games call pygame.quit() when they close."""
+    import pygame
+
+    human, array = (Renderer(CORE, mode, fps=100, size=100) for mode in ("human", "rgb_array"))
+    before = array.draw(start(CORE), 0, 0.0)
+    human.draw(start(CORE), 0, 0.0)
+    pygame.quit()
+    np.testing.assert_array_equal(array.draw(start(CORE), 0, 0.0), before)
+    assert not pygame.display.get_init()
+    human.draw(start(CORE), 1, 0.0)
+    assert is_open(human)
+    pygame.quit()
+    human.close()
+
+
+# C26: copies
+
+
+@pytest.mark.parametrize("mode", ["human", "rgb_array"])
+@pytest.mark.parametrize("clone", [copy.deepcopy, copy.copy, lambda r: pickle.loads(pickle.dumps(r))])
+def test_a_copy_begins_afresh(screen: None, mode: str, clone) -> None:
+    renderer = Renderer(CORE, mode, fps=77, size=120)
+    shown = renderer.draw(start(CORE), 0, 0.0)
+    other = clone(renderer)
+    assert (other.core, other.mode, other.fps, other.size) == (CORE, mode, 77, 120)
+    assert not is_open(other)
+    other.close()
+    assert is_open(renderer) == (mode == "human")
+    again = other.draw(start(CORE), 0, 0.0)
+    if shown is not None:
+        np.testing.assert_array_equal(again, shown)
+    renderer.close()
+    other.close()
