@@ -3,21 +3,23 @@
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from noisy_envs import render
-from noisy_envs.cores.simple_centroid import ABSENT, SimpleCentroid, State
+from noisy_envs.cores.simple_centroid import ABSENT, NOISE, SIGNAL, SimpleCentroid, State
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.render import Renderer
 
 SIZE = 300
+BAND = round(render.BAND * SIZE)
 CORES = {
     "1-3-4": SimpleCentroid(),
     "1-31-0": SimpleCentroid(num_signal=31, num_noise=0),
@@ -59,7 +61,7 @@ def close_to(frame: np.ndarray, color: tuple[int, int, int], far: int = 40) -> n
     return found
 
 
-def run_clean(code: str, **environment: str) -> str:
+def run_clean(code: str, expect: int = 0, driver: str | None = None) -> str:
     """Run code in a new interpreter with warnings as errors and no display; return what it prints."""
     kept = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")}
     kept.pop("PYGAME_HIDE_SUPPORT_PROMPT", None)
@@ -71,8 +73,9 @@ def run_clean(code: str, **environment: str) -> str:
     script = textwrap.dedent(head) + textwrap.dedent(code)
     command = [sys.executable, "-W", "error", "-c", script]
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    ran = subprocess.run(command, env=kept | environment, cwd=root, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    env = kept | ({"SDL_VIDEODRIVER": driver} if driver else {})
+    ran = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == expect, ran.stderr
     return ran.stdout
 
 
@@ -111,7 +114,8 @@ def test_array_is_uint8_and_shows_something_before_any_step(core: SimpleCentroid
     assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 10
     for kind in (render.AGENT, render.SIGNAL):
         assert close_to(frame, kind.color, 80).any()
-    assert close_to(frame, render.RED, 80).any() == bool((start(core).role == 3).any())
+    red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
+    assert (red - np.maximum(green, blue) > 60).any() == bool((start(core).role == NOISE).any())
 
 
 def test_the_same_world_gives_the_same_picture_and_a_new_array() -> None:
@@ -159,7 +163,7 @@ def test_entities_stay_legible_in_a_wide_world() -> None:
 
 def test_cross_marks_the_centroid_of_the_present_signal() -> None:
     core = SimpleCentroid(num_signal=(1, 4), num_noise=0)
-    state = next(s for s in (start(core, seed) for seed in range(50)) if (s.role == 2).sum() == 2)
+    state = next(s for s in (start(core, seed) for seed in range(50)) if (s.role == SIGNAL).sum() == 2)
     scene = render.simple_centroid_scene(core, state, np.zeros(core.num_entities))
     cross = [item for item in scene.items if item.kind is render.CENTROID]
     middle = (state.mover[1, :2] + state.mover[2, :2]) / 2
@@ -224,7 +228,7 @@ def test_legend_names_only_kinds_that_the_game_has() -> None:
 def test_camera_never_moves() -> None:
     state = start(CORE)
     with_agent, far = (picture(CORE, place_agent(state, *place)) for place in ((0.0, 0.0), (900.0, -40.0)))
-    assert close_to(with_agent, render.RED).sum() > 40
+    assert close_to(with_agent, render.RED).sum() > 10
     np.testing.assert_array_equal(close_to(with_agent, render.RED), close_to(far, render.RED))
     np.testing.assert_array_equal(close_to(with_agent, render.BLUE), close_to(far, render.BLUE))
 
@@ -235,18 +239,20 @@ def test_agent_out_of_view_is_an_arrow_at_the_border(x: float, y: float) -> None
     rows, columns = np.nonzero(close_to(frame, render.GREEN))
     assert 5 < len(rows) < 100
     if x:
-        assert np.sign(columns.mean() - SIZE / 2) == np.sign(x) and abs(columns.mean() - SIZE / 2) > 0.45 * SIZE
+        assert np.sign(x) * (columns.mean() - SIZE / 2) > 0.45 * SIZE
     if y:
-        assert np.sign(SIZE / 2 - rows.mean()) == np.sign(y) and abs(rows.mean() - SIZE / 2) > 0.4 * SIZE
+        assert np.sign(y) * (SIZE / 2 - rows.mean()) > 0.4 * SIZE
 
 
 # Halos
 
 
-def amber(frame: np.ndarray) -> np.ndarray:
-    """Return the amber in each pixel: what red has over blue where green lies between, (H, W)."""
-    red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
-    return np.where((red >= green) & (green > blue + 5), red - blue, 0)
+def glow(core: SimpleCentroid, state: State, weights: object) -> np.ndarray:
+    """Return how much blue the halos take from each pixel between caption and legend, (H, W)."""
+    plain, haloed = (picture(core, state, given)[..., 2].astype(int) for given in (None, weights))
+    taken = plain - haloed
+    taken[:BAND] = taken[-BAND:] = 0
+    return taken
 
 
 @pytest.mark.parametrize("name", ["1-3-4", "1-3-28", "3-(1,5)-(0,28)"])
@@ -255,15 +261,12 @@ def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
     core = CORES[name]
     state = start(core, 2)
     tokens = core.observation(State(*(part[None] for part in state)), 0)[0]
-    scale = (SIZE / 2 - round(render.BAND * SIZE)) / (core.start_reach + render.MARGIN)
-    middle = (SIZE - round(render.BAND * SIZE) * 2) // 2
+    scale = (SIZE / 2 - BAND) / (core.start_reach + render.MARGIN)
     for token in np.nonzero(tokens[:, -1] != ABSENT)[0]:
         x, y = tokens[token, :2] * core.observation_scale + state.mover[0, :2]
-        glow = amber(picture(core, state, np.eye(core.num_entities)[token]))
-        band = round(render.BAND * SIZE)
-        rows, columns = np.nonzero(glow[band:-band] > 20)
+        rows, columns = np.nonzero(glow(core, state, np.eye(core.num_entities)[token]) > 20)
         assert (columns.min() + columns.max()) / 2 == pytest.approx(SIZE / 2 + x * scale, abs=2.5)
-        assert (rows.min() + rows.max()) / 2 == pytest.approx(middle - y * scale, abs=2.5)
+        assert (rows.min() + rows.max()) / 2 == pytest.approx(SIZE / 2 - y * scale, abs=2.5)
 
 
 def test_halo_grows_with_the_weight_relative_to_the_largest() -> None:
@@ -272,16 +275,16 @@ def test_halo_grows_with_the_weight_relative_to_the_largest() -> None:
     state = State(mover, np.array([[0, 1.5, 0, 0]], dtype=np.float32), np.array([1, 2, 3], dtype=np.float32))
     sums, widths = [], []
     for share in (0.0, 0.25, 0.5, 1.0):
-        glow = amber(picture(core, state, [share, 0.0, 1.0]))[50:-50, : SIZE // 2 - 30]
-        sums.append(glow.sum())
-        widths.append((glow > 0).any(axis=0).sum())
+        left = glow(core, state, [share, 0.0, 1.0])[:, : SIZE // 2]
+        sums.append(left.sum())
+        widths.append((left > 0).any(axis=0).sum())
     assert np.all(np.diff(sums) > 0) and np.all(np.diff(widths) > 0) and sums[0] == 0
     np.testing.assert_array_equal(picture(core, state, [1, 2, 4]), picture(core, state, [0.25, 0.5, 1.0]))
     assert (picture(core, state, [1, 1, 1]) != picture(core, state)).any()
 
 
 def test_weights_of_zero_draw_no_halo() -> None:
-    assert amber(picture(CORE, start(CORE), np.zeros(8)))[20:-20].max() == 0
+    assert not glow(CORE, start(CORE), np.zeros(8)).any()
 
 
 @pytest.mark.parametrize(
@@ -344,22 +347,19 @@ def test_human_mode_imports_late_and_starts_no_mixer() -> None:
         assert pygame.display.get_init() and pygame.mixer.get_init() is None
         renderer.close()
         """,
-        SDL_VIDEODRIVER="dummy",
+        driver="dummy",
     )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
 def test_a_run_with_a_window_obeys_kill() -> None:
-    with pytest.raises(AssertionError):
-        run_clean(
-            """
-            import os, signal, time
-            Renderer(CORE, "human", size=100).draw(start(CORE), 0, 0.0)
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1)
-            """,
-            SDL_VIDEODRIVER="dummy",
-        )
+    code = """
+    import os, signal, time
+    Renderer(CORE, "human", size=100).draw(start(CORE), 0, 0.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+    """
+    run_clean(code, expect=-signal.SIGTERM, driver="dummy")
 
 
 # C17: pace
@@ -475,7 +475,7 @@ def test_another_programs_quit_does_no_harm(screen: None) -> None:
 
 @pytest.mark.parametrize("mode", ["human", "rgb_array"])
 @pytest.mark.parametrize("clone", [copy.deepcopy, copy.copy, lambda r: pickle.loads(pickle.dumps(r))])
-def test_a_copy_begins_afresh(screen: None, mode: str, clone) -> None:
+def test_a_copy_begins_afresh(screen: None, mode: str, clone: Callable[[Renderer], Renderer]) -> None:
     renderer = Renderer(CORE, mode, fps=77, size=120)
     shown = renderer.draw(start(CORE), 0, 0.0)
     other = clone(renderer)

@@ -1,0 +1,80 @@
+"""Floor and ceiling of each environment: mean returns of a random and of an oracle policy, to normalise scores.
+
+    score = (return − random) / (oracle − random)
+
+0 is a policy that acts at random, 1 one that sees the signal alone. `reference_returns.json` holds both for each
+id of the package, so that everyone normalises alike; `tools/measure_references.py` writes it, and names itself,
+seed and commit at its head.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from noisy_envs.options import check_choice
+from noisy_envs.registry import ENVIRONMENTS
+from noisy_envs.shells.vector import TokenVectorEnv
+
+
+class References(NamedTuple):
+    """Mean returns of an episode."""
+
+    random: float
+    oracle: float
+
+    def score(self, episodic_return: Any) -> Any:
+        """Normalise returns, a number or an array: 0 for random play, 1 for the oracle's."""
+        return (episodic_return - self.random) / (self.oracle - self.random)
+
+
+def reference_returns(env_id: str, options: dict[str, Any] | None = None) -> References:
+    """Return the references of an id: from the table, or measured (seconds) where options change the game.
+
+    Raises:
+        KeyError: an id that is not of this package.
+    """
+    if env_id not in ENVIRONMENTS:
+        raise KeyError(f"{env_id!r} must be one of {', '.join(ENVIRONMENTS)}")
+    if not options:
+        return References(**_table()[env_id])
+    return References(*(float(play_reference(env_id, name, options=options).mean()) for name in References._fields))
+
+
+def play_reference(
+    env_id: str, policy: str, episodes: int = 1000, seed: int = 0, options: dict[str, Any] | None = None
+) -> np.ndarray:
+    """Let a reference policy play the first agent.
+
+    Args:
+        env_id: an id of this package.
+        policy: one of the game's `core.policies`.
+        episodes: how many, one in each world.
+        seed: of world 0; world i has seed + i.
+        options: of the game, beside the id's own.
+
+    Returns:
+        Returns (episodes,).
+    """
+    game, parameters = ENVIRONMENTS[env_id]
+    envs = TokenVectorEnv(game, episodes, autoreset_mode="Disabled", **{**parameters, **(options or {})})
+    check_choice("policy", policy, envs.core.policies)
+    envs.reset(seed=seed)
+    random = np.random.default_rng(seed)
+    shape = (episodes, envs.core.num_agents, *envs.single_action_space.shape)
+    total, ended = np.zeros(episodes), np.zeros(episodes, bool)
+    while not ended.all():
+        u = random.random(shape, dtype=np.float32)
+        _, reward, terminated, truncated, _ = envs.step(envs.core.policy(policy, envs.state, u)[:, 0])
+        total += reward
+        ended = terminated | truncated
+    return total
+
+
+@cache
+def _table() -> dict[str, dict[str, float]]:
+    return json.loads(resources.files("noisy_envs").joinpath("reference_returns.json").read_text())["returns"]

@@ -1,0 +1,137 @@
+"""What the tests share: cases over the registry, fixtures, and helpers that play and compare."""
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from noisy_envs import ENVIRONMENTS
+from noisy_envs.arrays import as_numpy
+
+IDS = list(ENVIRONMENTS)
+GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
+
+
+def steer(tokens: Any, u: Any) -> Any:
+    """Act on what the agent sees alone: tokens (B, N, D), u (B, 5) -> (B, 5)."""
+    return abs(tokens[:, -1, :5]) + 0 * u
+
+
+# For each game option sets that between them reach every branch of a shell; a new game must add its own.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "simple_centroid": {
+        "defaults": {},
+        "ranges": {"num_agents": 2, "num_signal": (1, 3), "num_noise": (0, 5), "other_policy": "oracle"},
+        "function": {"num_agents": 3, "num_signal": (1, 12), "other_policy": steer},
+        "discrete": {
+            "continuous_actions": False,
+            "num_agents": 2,
+            "spread": 0.3,
+            **dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True),
+        },
+    },
+}
+# options that give a game of PettingZoo one and three agents
+ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {"simple_centroid": [{}, {"num_agents": 3}]}
+
+CASES = [(GAMES[game], options) for game in GAMES for options in VARIANTS[game].values()]
+CASE_NAMES = [f"{game}-{name}" for game in GAMES for name in VARIANTS[game]]
+PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
+
+each_id = pytest.mark.parametrize("env_id", IDS)
+each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
+each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
+each_pettingzoo = pytest.mark.parametrize("game", PETTINGZOO)
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend of the vector environments."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    return request.param
+
+
+@pytest.fixture
+def dummy_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let human mode open its window where there is no display."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+
+
+def make(env_id: str, **options: Any) -> gymnasium.Env:
+    """Make a single environment without wrappers."""
+    return gymnasium.make(env_id, **options).unwrapped
+
+
+def module(game: str) -> Any:
+    """Import the PettingZoo module of a game."""
+    return importlib.import_module(f"noisy_envs.{game}_v0")
+
+
+def draw_actions(space: gymnasium.Space, count: int, seed: int = 0) -> list[Any]:
+    """Sample actions; the space's own generator is left as it was new."""
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def still(space: gymnasium.Space) -> Any:
+    """Return the action of zeros."""
+    return space.sample() * 0
+
+
+def to_backend(array: np.ndarray, backend: str) -> Any:
+    """Return an array as the backend's."""
+    if backend == "numpy":
+        return array
+    import torch
+
+    return torch.from_numpy(np.array(array))
+
+
+def play(env: Any, actions: list[Any], **reset: Any) -> list[Any]:
+    """Reset (if keywords are given) and step a single or a vector environment: all that it returned.
+
+    A single environment is reset, without seed, when its episode ends.
+    """
+    seen: list[Any] = [env.reset(**reset)] if reset else []
+    for action in actions:
+        seen.append(env.step(action))
+        if not isinstance(env, gymnasium.vector.VectorEnv) and (seen[-1][2] or seen[-1][3]):
+            seen.append(env.reset())
+    return seen
+
+
+def play_parallel(env: Any, actions: list[Any], **reset: Any) -> list[Any]:
+    """Do the same with PettingZoo's parallel view: `actions` are dictionaries."""
+    seen: list[Any] = [env.reset(**reset)] if reset else []
+    for action in actions:
+        seen.append(env.step(action))
+        if not env.agents:
+            seen.append(env.reset())
+    return seen
+
+
+def assert_same(a: Any, b: Any, where: str = "result") -> None:
+    """Demand equality to the bit, in nested containers too: types, keys, dtypes, shapes and values."""
+    assert type(a) is type(b), f"{where}: {type(a)} and {type(b)}"
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), f"{where}: keys {sorted(a)} and {sorted(b)}"
+        for key in a:
+            assert_same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), f"{where}: lengths {len(a)} and {len(b)}"
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{i}]")
+    elif type(a).__module__ in ("numpy", "torch"):
+        assert a.dtype == b.dtype, f"{where}: {a.dtype} and {b.dtype}"
+        a, b = as_numpy(a), as_numpy(b)
+        assert a.shape == b.shape, f"{where}: shapes {a.shape} and {b.shape}"
+        if a.dtype == object:
+            assert_same(a.tolist(), b.tolist(), where)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=where)
+    else:
+        assert a == b, f"{where}: {a} and {b}"

@@ -1,0 +1,31 @@
+"""Measure the mean returns of the reference policies of every id: python tools/measure_references.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from noisy_envs import ENVIRONMENTS
+from noisy_envs.reference import References, play_reference
+from noisy_envs.runs import commit, write_atomically
+
+EPISODES, SEED = 4096, 10**6
+TABLE = Path(__file__).parents[1] / "noisy_envs" / "reference_returns.json"
+
+
+def main() -> None:
+    """Play, print and write the table."""
+    returns, errors = {}, {}
+    for env_id in ENVIRONMENTS:
+        played = {name: play_reference(env_id, name, EPISODES, SEED) for name in References._fields}
+        returns[env_id] = {name: round(float(x.mean()), 4) for name, x in played.items()}
+        errors[env_id] = {name: round(float(x.std() / np.sqrt(EPISODES)), 4) for name, x in played.items()}
+        print(f"{env_id:40s} {returns[env_id]}  standard errors {errors[env_id]}")
+    head = {"script": "tools/measure_references.py", "seed": SEED, "episodes": EPISODES, "commit": commit()}
+    write_atomically(TABLE, json.dumps({**head, "returns": returns, "standard_errors": errors}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
