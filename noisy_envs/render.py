@@ -195,7 +195,6 @@ class Renderer:
 
 def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
     """Paint a scene as a square of `size` pixels."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # a greeting would spoil output that is piped
     import pygame
 
     large, band = SMOOTH * size, SMOOTH * round(BAND * size)

@@ -224,7 +224,9 @@ def write_summary(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(plain(content), indent=2, default=str) + "\n")
 
 
-def bootstrap_interval(values: np.ndarray, seed: int, level: float = 0.95, resamples: int = 2000) -> tuple[float, float]:
+def bootstrap_interval(
+    values: np.ndarray, seed: int, level: float = 0.95, resamples: int = 2000
+) -> tuple[float, float]:
     """Return the bootstrapped confidence interval of the mean of values (n,)."""
     picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])

@@ -206,6 +206,31 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if self._renderer is not None:
             self._renderer.close()
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return arrays and numbers from which `restore` goes on exactly here, also in another process."""
+        self._check_playing()
+        arrays = (self._key, self._clock, self._signal_mask)
+        copies = [namespace(x).asarray(x, copy=True) for x in arrays]
+        return {
+            "state": tuple(self.state),
+            "arrays": copies,
+            "episodes": [x.tolist() for x in self.episodes],
+            "returns": self._returns.tolist(),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on where `snapshot` was taken, of environments with the same options and number of worlds."""
+        seeds, numbers = snapshot["episodes"]
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"snapshot of {len(seeds)} worlds: must be of num_envs={self.num_envs}")
+        self._seeds, self._numbers = np.array(seeds), np.array(numbers)
+        self._begin(np.arange(self.num_envs))
+        taken = [self._array(np.array(as_numpy(x))) for x in (*snapshot["state"], *snapshot["arrays"])]
+        self._state = type(self._state)._make(taken[:-3])
+        self._key, self._clock, self._signal_mask = taken[-3:]
+        self._returns = np.array(snapshot["returns"])
+        self._steps_to_end = self.max_steps - int(self._clock.max())
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the compiled step, which cannot be copied; it is made again when needed."""
         return {**self.__dict__, "_step": None}
