@@ -47,7 +47,7 @@ class Args:
     """where worlds and network live: cpu, cuda, cuda:1, …"""
     threads: int = 2
     """torch's CPU threads; results repeat exactly only with the same number"""
-    total_timesteps: int = 262_144
+    total_timesteps: int = 393_216
     """steps to train for, in all worlds together"""
     num_envs: int = 64
     """worlds that play at once"""
@@ -81,21 +81,21 @@ class Args:
     init_std: float = 0.1
     """standard deviation of the initial weights"""
     attention_scale: str = "head"
-    """scores are divided by the square root of the width of a "head", or of the "hidden" layer as in the paper's code"""
+    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the paper's code does"""
     log_std_min: float = -2.0
     """lowest log standard deviation of a continuous action"""
     log_std_max: float = 0.5
     """highest log standard deviation of a continuous action"""
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 4e-3
     """of Adam, at the start"""
     anneal_lr: bool = True
     """whether the learning rate falls linearly to zero"""
-    gamma: float = 0.95
+    gamma: float = 0.9
     """discount"""
     gae_lambda: float = 0.9
     """lambda of the generalised advantage"""
-    update_epochs: int = 4
+    update_epochs: int = 6
     """passes over the data of an update"""
     minibatch_size: int = 2048
     """samples in a gradient step"""

@@ -10,6 +10,7 @@ import pytest
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
+from noisy_envs.registry import CORES
 
 IDS = list(ENVIRONMENTS)
 GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
@@ -39,11 +40,18 @@ ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {"simple_centroid": [{}, {"num_
 
 CASES = [(GAMES[game], options) for game in GAMES for options in VARIANTS[game].values()]
 CASE_NAMES = [f"{game}-{name}" for game in GAMES for name in VARIANTS[game]]
+CONTROLS = [
+    (env_id, {"continuous_actions": continuous} if choice else {})
+    for game, env_id in GAMES.items()
+    for choice in ["continuous_actions" in CORES[game].__dataclass_fields__]
+    for continuous in ((True, False) if choice else (False,))
+]
 PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
 
 each_id = pytest.mark.parametrize("env_id", IDS)
 each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
+each_control = pytest.mark.parametrize(("env_id", "options"), CONTROLS)
 each_pettingzoo = pytest.mark.parametrize("game", PETTINGZOO)
 
 

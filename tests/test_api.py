@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
-from pathlib import Path
+from itertools import pairwise
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,7 @@ from conftest import (
     assert_same,
     draw_actions,
     each_case,
+    each_control,
     each_game,
     each_id,
     each_pettingzoo,
@@ -46,8 +47,11 @@ with warnings.catch_warnings():
 
 LENGTHS = (1, 2, 25, 100, 200)
 each_length = pytest.mark.parametrize("length", LENGTHS)
-each_count = pytest.mark.parametrize("index", (0, 1), ids=("one", "three"))
-each_control = pytest.mark.parametrize("continuous", (True, False), ids=("continuous", "discrete"))
+each_count = pytest.mark.parametrize("index", [0, 1], ids=("one", "three"))
+each_way = pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
+)
+each_continuous = pytest.mark.parametrize("continuous", [True, False], ids=("continuous", "discrete"))
 
 
 def fresh(code: str) -> str:
@@ -63,9 +67,6 @@ def joint(env: ParallelTokenEnv, count: int, seed: int = 0) -> list[dict[str, ob
     return [{agent: acts[t] for agent, acts in drawn.items()} for t in range(count)]
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 @each_id
 def test_gymnasium_checker(env_id, dummy_display):
     check_env(make(env_id, max_steps=4))
@@ -78,15 +79,12 @@ def test_gymnasium_checker_with_options(env_id, options):
 
 @each_pettingzoo
 @each_count
-@each_control
+@each_continuous
 def test_pettingzoo_checkers(game, index, continuous):
     options = {**ONE_AND_THREE[game][index], "continuous_actions": continuous, "max_steps": 6}
     parallel_api_test(module(game).parallel_env(**options), num_cycles=10)
     parallel_seed_test(lambda: module(game).parallel_env(**options), num_cycles=10)
     api_test(module(game).env(**options), num_cycles=20)
-
-
-# Episodes ----------------------------------------------------------------------------------------------------
 
 
 def length_of(env: gymnasium.Env) -> int:
@@ -128,14 +126,6 @@ def test_smaller_limit_counts(env_id):
     assert ends_of(gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=7), 6) == [4]
 
 
-@each_game
-def test_episode_length_async(env_id):
-    # forking a process in which torch has threads draws a warning
-    envs = gymnasium.make_vec(env_id, 2, "async", vector_kwargs={"context": "forkserver"}, max_episode_steps=5)
-    assert ends_of(envs, 11) == [5, 11]
-    envs.close()
-
-
 @each_pettingzoo
 @each_length
 def test_episode_length_parallel(game, length):
@@ -165,7 +155,7 @@ def test_agents_leave_and_return(game):
 
 
 @each_pettingzoo
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_return_equal_in_every_view(game, seed):
     options = {**ONE_AND_THREE[game][1], "max_steps": 7}
 
@@ -196,9 +186,6 @@ def test_return_equal_in_every_view(game, seed):
         tokens, reward, _, truncated, _ = single.step(act(tokens))
         total_return += reward
     assert total_return == expected[parallel.possible_agents[0]] != 0
-
-
-# What is returned --------------------------------------------------------------------------------------------
 
 
 @each_case
@@ -243,9 +230,6 @@ def test_state_is_of_the_world_not_of_an_agent(game):
     assert env.state().any()
 
 
-# Seeds, copies, states ---------------------------------------------------------------------------------------
-
-
 def global_states():
     """Return the states of the global generators."""
     import torch
@@ -283,8 +267,8 @@ def test_global_generators_neither_used_nor_touched(game):
 
 
 @each_case
-@pytest.mark.parametrize("way", (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))), ids=("copy", "pickle"))
-@pytest.mark.parametrize("kind", ("single", "wrapped", "numpy", "torch"))
+@each_way
+@pytest.mark.parametrize("kind", ["single", "wrapped", "numpy", "torch"])
 def test_copies_play_on_alike(env_id, options, way, kind):
     options = {**options, "max_steps": 12}
     if kind in ("single", "wrapped"):
@@ -305,7 +289,7 @@ def test_copies_play_on_alike(env_id, options, way, kind):
 
 
 @each_pettingzoo
-@pytest.mark.parametrize("way", (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))), ids=("copy", "pickle"))
+@each_way
 def test_copies_of_parallel_play_on_alike(game, way):
     env = module(game).parallel_env("rgb_array", max_steps=12, **ONE_AND_THREE[game][1])
     actions = joint(env, 25)
@@ -329,7 +313,7 @@ def test_copy_of_a_window_plays_on(env_id, dummy_display):
 
 
 @each_case
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_state_round_trip(env_id, options, seed):
     source, target = make(env_id, **options), make(env_id, **options)
     actions = draw_actions(source.action_space, 10)
@@ -343,6 +327,19 @@ def test_state_round_trip(env_id, options, seed):
     assert any(field.any() for field in source.state), "a copy, not the state itself"
 
 
+@each_game
+def test_refused_reset_changes_nothing(env_id):
+    env, untouched = make(env_id), make(env_id)
+    actions = draw_actions(env.action_space, 8)
+    for each in (env, untouched):
+        play(each, actions[:3], seed=0)
+    for wrong in ({"episode": -1}, {"state": {"what": 1}}):
+        with pytest.raises(ValueError, match=r"must be|unknown"):
+            env.reset(seed=9, options=wrong)
+    assert_same(play(env, actions[3:]), play(untouched, actions[3:]))
+    assert_same(env.reset(), untouched.reset())
+
+
 @each_pettingzoo
 def test_parallel_takes_the_state_of_single(game):
     options = ONE_AND_THREE[game][1]
@@ -352,7 +349,7 @@ def test_parallel_takes_the_state_of_single(game):
 
 
 @each_case
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_replay_by_number(env_id, options, seed):
     env, again = make(env_id, **options, max_steps=6), make(env_id, **options, max_steps=6)
     actions = draw_actions(env.action_space, 6)
@@ -379,11 +376,343 @@ def test_unknown_reset_options_are_ignored(env_id):
     assert_same(envs.reset(seed=1, options={"what": 1}), envs.reset(seed=1))
 
 
-# Actions -----------------------------------------------------------------------------------------------------
+BAD = {
+    "continuous": [[np.nan] * 5, [0, 0, 0, 0, np.inf], np.zeros(4), np.zeros((1, 5)), 1, "left"],
+    "discrete": [-1, 5, 1.0, np.nan, [1], True, None, "left"],
+}
 
-BAD_CONTINUOUS = [[np.nan] * 5, [0, 0, 0, 0, np.inf], np.zeros(4), np.zeros((1, 5)), 1, None, "left"]
-BAD_DISCRETE = [-1, 5, 1.0, np.nan, [1], True, None, "left"]
-CONTROLS = {
-    game: [c for c in (True, False) if {"continuous_actions": c}.items() <= _options(game).items()]
-    for game in GAMES
-} if False else dict.fromkeys(GAMES, (True, False))
+
+def bad_actions(core):
+    return BAD["continuous" if core.continuous_actions else "discrete"]
+
+
+@each_control
+def test_bad_action_is_refused_and_changes_nothing(env_id, options):
+    env, untouched = make(env_id, **options), make(env_id, **options)
+    actions = draw_actions(env.action_space, 3)
+    play(env, actions, seed=0)
+    play(untouched, actions, seed=0)
+    for bad in bad_actions(env.core):
+        with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
+            env.step(bad)
+    assert_same(play(env, actions), play(untouched, actions))
+
+
+@each_pettingzoo
+@each_continuous
+def test_bad_action_in_parallel(game, continuous):
+    env = module(game).parallel_env(continuous_actions=continuous, **ONE_AND_THREE[game][1])
+    env.reset(seed=0)
+    state = env.state()
+    (good,) = joint(env, 1)
+    for bad in bad_actions(env.core):
+        with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
+            env.step({**good, env.agents[1]: bad})
+    lacking = {agent: good[agent] for agent in env.agents[1:]}
+    for wrong in (lacking, {**good, "nobody": good[env.agents[0]]}, {}):
+        with pytest.raises(ValueError, match=r"missing .* unknown"):
+            env.step(wrong)
+    assert_same(env.state(), state)
+
+
+@each_control
+def test_bad_actions_in_numpy_vector(env_id, options):
+    envs = gymnasium.make_vec(env_id, 3, **options)
+    envs.reset(seed=0)
+    good = envs.action_space.sample()
+    wrong = [good[:2], good[None], good[0]]
+    for value in (np.nan, -np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+        wrong.append(good.copy())
+        wrong[-1][2, ...] = value
+    if not envs.core.continuous_actions:
+        wrong += [good.astype(float), good == 1]
+    for bad in wrong:
+        with pytest.raises(ValueError, match="must be"):
+            envs.step(bad)
+    untouched = gymnasium.make_vec(env_id, 3, **options)
+    untouched.reset(seed=0)
+    assert_same(envs.step(good), untouched.step(good))
+
+
+@each_control
+def test_bad_actions_in_torch_vector(env_id, options):
+    torch = pytest.importorskip("torch")
+    envs = gymnasium.make_vec(env_id, 3, backend="torch", check_actions=True, **options)
+    trusting = gymnasium.make_vec(env_id, 3, backend="torch", **options)
+    envs.reset(seed=0)
+    trusting.reset(seed=0)
+    array = envs.action_space.sample()
+    good = torch.from_numpy(array)
+    other_type = good.long() if envs.core.continuous_actions else good.float()
+    for bad in (good[:2], good[None], good[0], other_type, good.to("meta"), array, array.tolist()):
+        for each in (envs, trusting):
+            with pytest.raises(ValueError, match="must be"):
+                each.step(bad)
+    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+        bad = good.clone()
+        bad[1, ...] = value
+        with pytest.raises(ValueError, match="of world 1"):
+            envs.step(bad)
+    assert_same(envs.step(good), trusting.step(good))
+
+
+@each_control
+def test_bool_is_no_action(env_id, options, backend):
+    envs = gymnasium.make_vec(env_id, 3, backend=backend, **options)
+    envs.reset(seed=0)
+    if envs.core.continuous_actions and backend == "numpy":
+        pytest.skip("NumPy turns any numbers into floats")
+    with pytest.raises(ValueError, match="must be"):
+        envs.step(to_backend(envs.action_space.sample() > 0, backend))
+
+
+@each_game
+def test_out_of_range_is_clipped(env_id, backend):
+    extreme = np.array([9.0, -3.0, 10.0, 0.25, -0.5], np.float32)
+    env = make(env_id)
+    if not env.core.continuous_actions:
+        pytest.skip("discrete")
+    results = []
+    for one in (extreme, extreme.clip(0, 1)):
+        env.reset(seed=0)
+        envs = gymnasium.make_vec(env_id, 2, backend=backend)
+        envs.reset(seed=0)
+        results.append([env.step(one), env.step(one), envs.step(to_backend(np.stack([one, one]), backend)), envs.state])
+    assert_same(*results)
+
+
+@each_game
+def test_kinds_of_integers_are_equal(env_id):
+    env = make(env_id)
+    if env.core.continuous_actions:
+        env = make(env_id, continuous_actions=False)
+    results = []
+    for three in (3, np.int64(3), np.uint8(3), np.array(3), np.array(3, np.int32)):
+        env.reset(seed=0)
+        results.append([env.step(three), env.step(three)])
+        assert_same(results[-1], results[0])
+
+
+@each_game
+def test_lists_and_doubles_are_actions(env_id):
+    env = make(env_id)
+    results = []
+    for kind in (np.asarray, list, lambda one: one.astype(np.float64)):
+        env.reset(seed=0)
+        results.append(env.step(kind(np.float32([0, 0, 1, 0.5, 0]))) if env.core.continuous_actions else 0)
+        assert_same(results[-1], results[0])
+
+
+@each_game
+@pytest.mark.parametrize("kind", ["single", "vector", "parallel"])
+def test_wrong_options_are_named(env_id, kind):
+    game, _ = ENVIRONMENTS[env_id]
+    cls = {"single": TokenEnv, "vector": TokenVectorEnv, "parallel": ParallelTokenEnv}[kind]
+    with pytest.raises(
+        TypeError, match=r"unknown option 'max_step': did you mean 'max_steps'\? allowed are .*max_steps"
+    ):
+        cls(game, max_step=3)
+    with pytest.raises(ValueError, match=r"render_mode='ansi': must be one of None, .*'rgb_array'"):
+        cls(game, render_mode="ansi")
+    for bad in (0, -1):
+        with pytest.raises(ValueError, match=f"max_steps={bad}: must be at least 1"):
+            cls(game, max_steps=bad)
+    with pytest.raises(TypeError, match=r"max_steps=2\.5: must be an integer"):
+        cls(game, max_steps=2.5)
+
+
+@each_game
+def test_wrong_options_of_vector(env_id):
+    for wrong, error, message in (
+        ({"backend": "jax"}, ValueError, "backend='jax': must be one of 'numpy', 'torch'"),
+        ({"device": "cpu"}, ValueError, "device='cpu'.* only for backend='torch'"),
+        ({"compile": True}, ValueError, "compile=True.* only for backend='torch'"),
+        ({"max_episode_steps": 0}, ValueError, "max_episode_steps=0: must be at least 1"),
+        ({"render_envs": 0}, ValueError, "render_envs=0: must be at least 1"),
+        ({"autoreset_mode": "never"}, ValueError, "never"),
+    ):
+        with pytest.raises(error, match=message):
+            gymnasium.make_vec(env_id, 2, **wrong)
+    with pytest.raises(ValueError, match="num_envs=0: must be at least 1"):
+        gymnasium.make_vec(env_id, 0)
+
+
+@each_game
+def test_use_out_of_turn(env_id):
+    env, envs = make(env_id, max_steps=1, render_mode="rgb_array"), gymnasium.make_vec(env_id, 2)
+    for each in (env, envs):
+        for use in (lambda each=each: each.step(still(each.action_space)), each.render, lambda each=each: each.state):
+            with pytest.raises(RuntimeError, match="call reset"):
+                use()
+    play(env, [], seed=0)
+    env.step(still(env.action_space))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ended after max_steps=1 steps: call reset"):
+            env.step(still(env.action_space))
+    env.reset()
+    for each in (env, envs):
+        each.reset()
+        each.close()
+        each.close()
+        for use in (lambda each=each: each.step(still(each.action_space)), each.reset, each.render):
+            with pytest.raises(RuntimeError, match="closed"):
+                use()
+
+
+@each_pettingzoo
+def test_use_out_of_turn_parallel(game):
+    env = module(game).parallel_env()
+    (actions,) = joint(env, 1)
+    for use in (lambda: env.step(actions), env.render, env.state):
+        with pytest.raises(RuntimeError, match="call reset"):
+            use()
+    env.reset()
+    env.close()
+    env.close()
+    for use in (lambda: env.step(actions), env.reset, env.render, env.state):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
+
+
+@each_game
+@pytest.mark.parametrize(
+    ("seed", "error"),
+    [(-1, (ValueError, gymnasium.error.Error)), (2**63, ValueError), (1.5, (TypeError, gymnasium.error.Error))],
+)
+def test_wrong_seed(env_id, seed, error):
+    for env in (make(env_id), gymnasium.make_vec(env_id, 2)):
+        with pytest.raises(error, match=r"[Ss]eed"):
+            env.reset(seed=seed)
+
+
+@each_id
+def test_fresh_process_needs_no_import(env_id):
+    fresh(f"import gymnasium; gymnasium.make('noisy_envs:{env_id}').reset(seed=0)")
+
+
+def test_import_is_light_and_quick():
+    code = (
+        "import sys, time; start = time.perf_counter(); import noisy_envs; took = time.perf_counter() - start;"
+        "print(took, *sys.modules)"
+    )
+    runs = [fresh(code).split() for _ in range(3)]
+    assert not {"torch", "pygame", "pettingzoo"} & set(runs[0])
+    assert min(float(run[0]) for run in runs) < 0.5
+
+
+def test_import_twice_warns_nothing():
+    known = {env_id: gymnasium.registry[env_id] for env_id in IDS}
+    importlib.reload(noisy_envs)
+    assert all(gymnasium.registry[env_id] is spec for env_id, spec in known.items())
+
+
+def test_pygame_sleeps_unless_something_is_drawn():
+    code = f"""
+import sys, gymnasium, importlib
+for env_id in {list(GAMES.values())}:
+    for env in (gymnasium.make("noisy_envs:" + env_id), gymnasium.make_vec(env_id, 2)):
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+        env.close()
+for game in {PETTINGZOO}:
+    env = importlib.import_module(f"noisy_envs.{{game}}_v0").parallel_env()
+    env.reset(seed=0)
+    env.step({{agent: env.action_space(agent).sample() for agent in env.agents}})
+    env.close()
+print([name for name in sys.modules if name.startswith("pygame")])
+"""
+    assert fresh(code).strip() == "[]"
+
+
+@each_game
+def test_render_needs_a_mode(env_id):
+    env, envs = make(env_id), gymnasium.make_vec(env_id, 2)
+    env.reset()
+    with pytest.warns(UserWarning, match="make the environment with a render_mode"):
+        assert env.render() is None
+    envs.reset()
+    with pytest.raises(RuntimeError, match=r"render_mode='rgb_array'"):
+        envs.render()
+
+
+@each_game
+def test_recorded_video(env_id, tmp_path, monkeypatch):
+    pytest.importorskip("moviepy")
+    from gymnasium.wrappers import RecordVideo
+
+    folder, videos = tmp_path / "videos", []
+    save = RecordVideo.stop_recording
+    monkeypatch.setattr(RecordVideo, "stop_recording", lambda self: (videos.append(self.recorded_frames), save(self)))
+    env = RecordVideo(
+        gymnasium.make(env_id, render_mode="rgb_array", max_steps=4), str(folder), episode_trigger=lambda _: True
+    )
+    firsts = []
+    for episode in range(3):
+        env.reset(seed=0 if episode == 0 else None)
+        firsts.append(env.render())
+        for action in draw_actions(env.action_space, 4):
+            env.step(action)
+    env.close()
+    assert [len(frames) for frames in videos] == [5, 5, 5]
+    for frames, first in zip(videos, firsts, strict=True):
+        np.testing.assert_array_equal(frames[0], first)
+        assert all((a != b).any() for a, b in pairwise(frames))
+    assert not np.array_equal(firsts[0], firsts[1])
+    assert len(list(folder.glob("*.mp4"))) == 3
+
+
+@each_game
+def test_vector_frames_are_those_of_single(env_id, backend):
+    envs = gymnasium.make_vec(env_id, 5, backend=backend, render_mode="rgb_array", render_envs=3, max_steps=4)
+    envs.reset(seed=7)
+    singles = [make(env_id, render_mode="rgb_array", max_steps=4) for _ in range(3)]
+    for i, env in enumerate(singles):
+        env.reset(seed=7 + i)
+    actions = draw_actions(envs.action_space, 8)
+    for t, batch in enumerate(actions):
+        if t in (0, 1, 4, 5, 7):  # first, second and last frame of the first episode, and of the second
+            frames = envs.render()
+            assert len(frames) == 3
+            for env, frame in zip(singles, frames, strict=True):
+                # equal but for the last digit of a particle's place on torch
+                close = np.isclose(frame.astype(int), env.render().astype(int), atol=0 if backend == "numpy" else 8)
+                assert frame.dtype == np.uint8 and close.mean() > (0.999 if backend == "torch" else 1 - 1e-12)
+        envs.step(to_backend(batch, backend))
+        for env, action in zip(singles, batch, strict=False):
+            if env._episode.truncated:
+                env.reset()
+            else:
+                env.step(action)
+
+
+@each_game
+def test_close_leaves_other_windows_open(env_id, dummy_display):
+    first, second = (make(env_id, render_mode="human") for _ in range(2))
+    for env in (first, second):
+        env.reset(seed=0)
+    import pygame
+
+    (window, _), same = second._episode._renderer._opened, second._episode._renderer
+    first.close()
+    first.close()
+    assert pygame.display.get_init()
+    second.step(still(second.action_space))
+    assert same._opened[0] is window
+    window.get_surface()
+    array = make(env_id, render_mode="rgb_array")
+    array.reset()
+    array.render()
+    array.close()
+    second.step(still(second.action_space))
+    assert same._opened[0] is window
+    second.close()
+
+
+@each_game
+def test_stable_baselines_learns_from_flat_observations(env_id):
+    sb3 = pytest.importorskip("stable_baselines3")
+    env = gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, max_steps=8))
+    agent = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
+    before = [weight.detach().clone() for weight in agent.policy.parameters()]
+    agent.learn(16)
+    assert any((new != old).any() for new, old in zip(agent.policy.parameters(), before, strict=True))

@@ -1,4 +1,6 @@
-"""Check that the pooling head in each agent equals its class in noisy_envs/pooling.py: python tools/check_copies.py [--fix].
+"""Check that the pooling head in each agent equals its class in noisy_envs/pooling.py.
+
+    python tools/check_copies.py [--fix]
 
 Exit 0: all equal. Exit 1: some differ, named; with --fix they are mended.
 """

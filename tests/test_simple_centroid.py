@@ -1,0 +1,705 @@
+"""Simple centroid: each rule by values worked out by hand, at both ends of each option, on both backends."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from noisy_envs import physics
+from noisy_envs.arrays import Array, as_numpy
+from noisy_envs.cores.simple_centroid import ABSENT, AGENT, NOISE, SELF, SIGNAL, Chance, SimpleCentroid, State
+from noisy_envs.options import build
+from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.shells import episode as episode_shell
+from noisy_envs.shells.common import observation_box
+from noisy_envs.shells.vector import play
+
+ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
+EVERY_KIND = {
+    "plain": {},
+    "linear": {"reward_shape": "linear"},
+    "agents": {"num_agents": 3},
+    "ranges": {"num_agents": 2, "num_signal": (1, 5), "num_noise": (0, 9)},
+    "solid": {"num_agents": 2, "num_noise": 12, "spread": 0.3, **ALL_SOLID},
+    "solid ranges": {"num_signal": (1, 5), "num_noise": (0, 9), "spread": 0.3, **ALL_SOLID},
+    "discrete": {"num_agents": 2, "continuous_actions": False},
+}
+every_kind = pytest.mark.parametrize("options", EVERY_KIND.values(), ids=list(EVERY_KIND))
+DEFAULT = SimpleCentroid()
+LIMIT = DEFAULT.start_reach + DEFAULT.travel  # farthest coordinate that `admit` takes
+
+
+def bug(reason: str) -> pytest.MarkDecorator:
+    """Mark what the library does wrong today; the mark must go when it does right."""
+    return pytest.mark.xfail(strict=True, raises=(AssertionError, pytest.fail.Exception), reason=reason)
+
+
+def worlds(core: SimpleCentroid, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
+    """Return the starts of `count` episodes and their keys."""
+    key = episode_key(seed + np.arange(count), np.zeros(count, np.int64))
+    return core.initial(uniforms(key, np.zeros(count, np.int64), core.start_draws)), key
+
+
+def draw_step(core: SimpleCentroid, key: np.ndarray, t: int) -> tuple[Chance, np.ndarray]:
+    """Return the chance of step t, and uniforms of the shape of a joint action, from a stream of their own."""
+    *step, u = uniforms(key, np.full(len(key), t + 1), (*core.step_draws, core.num_agents * core.num_actions))
+    u = u.reshape(len(key), core.num_agents, -1)
+    return core.chance(tuple(step)), u if core.continuous_actions else u[..., 0]
+
+
+def arranged(core: SimpleCentroid, position: Any, velocity: Any = 0.0) -> State:
+    """Return one world, whole, with entities at the given places."""
+    position = np.array([position], dtype=np.float64)
+    velocity = np.broadcast_to(np.array(velocity, dtype=np.float64), position.shape)
+    return core.arrange(position, velocity, core.num_movers - core.num_agents, core.num_entities - core.num_movers)
+
+
+def coast(core: SimpleCentroid, state: State) -> np.ndarray:
+    """Play a step in which nobody pushes: the movers (M, 4)."""
+    return core.push(state, np.zeros_like(state.mover[..., 2:])).mover[0]
+
+
+def departure(u: np.ndarray) -> float:
+    """Kolmogorov and Smirnov's distance from U(0, 1), times √n: above 2.2 once in 10,000 by chance."""
+    u = np.sort(u.ravel().astype(np.float64))
+    return float(np.abs(u - (np.arange(u.size) + 0.5) / u.size).max() * math.sqrt(u.size))
+
+
+# --- actions and motion ---
+
+
+@pytest.mark.parametrize(
+    ("action", "force"),
+    [
+        ([1, 0, 0, 0, 0], [0, 0]),  # slot 0 does nothing
+        ([0, 1, 0, 0, 0], [-5, 0]),
+        ([0, 0, 1, 0, 0], [5, 0]),
+        ([0, 0, 0, 1, 0], [0, -5]),
+        ([0, 0, 0, 0, 1], [0, 5]),
+        ([0, 1, 1, 1, 1], [0, 0]),  # opposite slots cancel
+        ([1, 0.25, 1, 0, 0.5], [3.75, 2.5]),
+        ([10, 0, 10, 10, 0], [5, -5]),  # clipped: ten times the slot is not ten times the force
+        ([0, -3, 0.5, 0, -1], [2.5, 0]),
+    ],
+)
+def test_continuous_actions(action, force):
+    np.testing.assert_array_equal(DEFAULT.control(np.array([[action]], np.float32)), [[force]])
+
+
+def test_discrete_actions_are_the_one_hot_ones():
+    discrete = dataclasses.replace(DEFAULT, continuous_actions=False)
+    one_hot = DEFAULT.control(np.eye(5, dtype=np.float32)[None])
+    np.testing.assert_array_equal(discrete.control(np.arange(5)[None]), one_hot)
+    np.testing.assert_array_equal(one_hot, [[[0, 0], [-5, 0], [5, 0], [0, -5], [0, 5]]])
+
+
+def test_positions_move_with_the_old_velocity():
+    state = arranged(DEFAULT, np.zeros((8, 2)))
+    chance = Chance(np.zeros((1, 3, 2)), np.zeros((1, 0, 5)))
+    seen = []
+    for _ in range(4):
+        state = DEFAULT.transition(state, np.array([[[0, 0, 1, 0, 0]]], np.float32), chance)
+        seen.append(state.mover[0, 0].tolist())
+    x, v = [0, 0.05, 0.1375, 0.253125], [0.5, 0.875, 1.15625, 1.3671875]
+    np.testing.assert_allclose(seen, [[a, 0, b, 0] for a, b in zip(x, v, strict=True)], atol=1e-12)
+
+
+def test_speed_limits():
+    state = arranged(DEFAULT, np.zeros((8, 2)), [[8, 6], [4, 3], [0, 2], *[[0, 0]] * 5])
+    expected = [[0.8, 0.6, 4, 3], [0.4, 0.3, 1.6, 1.2], [0, 0.2, 0, 1.5], [0, 0, 0, 0]]  # agent 5, signal 2
+    np.testing.assert_allclose(coast(DEFAULT, state), expected, atol=1e-12)
+
+
+def test_signal_wanders():
+    u = np.array([[0, 0.25, 0.5]])
+    chance = DEFAULT.chance((u, np.zeros((1, 0))))
+    np.testing.assert_allclose(chance.wander, [[[1, 0], [0, 1], [-1, 0]]], atol=1e-15)
+    state = DEFAULT.transition(arranged(DEFAULT, np.zeros((8, 2))), np.zeros((1, 1, 5), np.float32), chance)
+    np.testing.assert_allclose(state.mover[0, 1:, 2:], [[0.1, 0], [0, 0.1], [-0.1, 0]], atol=1e-15)
+    everywhere = DEFAULT.chance(uniforms(worlds(DEFAULT, 1)[1], np.arange(999), DEFAULT.step_draws))
+    np.testing.assert_allclose(physics.length(everywhere.wander), 1, atol=1e-6)
+
+
+# --- contacts ---
+
+# agents 0 and 1, signal 2 and 3, noise 4: which pair, which kinds collide, the sum of radii
+PAIRS = {
+    "agent-agent": (0, 1, ["agents"], 0.150),
+    "agent-signal": (0, 2, ["agents", "signal"], 0.125),
+    "signal-signal": (2, 3, ["signal"], 0.100),
+    "agent-noise": (1, 4, ["agents", "noise"], 0.125),
+    "signal-noise": (3, 4, ["signal", "noise"], 0.100),
+}
+each_pair = pytest.mark.parametrize(("one", "other", "kinds", "reach"), PAIRS.values(), ids=list(PAIRS))
+AWAY = np.arange(5)[:, None] * [10.0, 0.0]
+
+
+def five(kinds: list[str]) -> SimpleCentroid:
+    return SimpleCentroid(2, 2, 1, **{f"collidable_{kind}": True for kind in kinds})
+
+
+@each_pair
+@pytest.mark.parametrize(
+    ("gap", "force"),
+    [(0, 0.0693147), (0.001, 0.0313262), (-0.02, 2.0), ("half", None), (1, 0)],
+)
+def test_contact_forces(one, other, kinds, reach, gap, force):
+    """100 · k · log(1 + exp(−gap / k)) apart, k = 0.001; hence 100 newton for each unit of overlap."""
+    gap, force = (-reach / 2, 50 * reach) if gap == "half" else (gap, force)
+    core, position = five(kinds), AWAY.copy()
+    position[other] = position[one] + (reach + gap) * np.array([0.6, 0.8])
+    velocity = coast(core, arranged(core, position))[:, 2:]
+    expected = np.zeros((5, 2))
+    expected[one] = -0.1 * force * np.array([0.6, 0.8])  # dt = 0.1, mass 1
+    expected[other] = -expected[one]
+    np.testing.assert_allclose(velocity, expected[:4], atol=1e-7)  # noise does not move
+
+
+@each_pair
+def test_no_contact_unless_both_collide(one, other, kinds, reach):
+    for some in itertools.chain.from_iterable(itertools.combinations(kinds, n) for n in range(len(kinds))):
+        core, position = five(list(some)), AWAY.copy()
+        position[other] = position[one] + reach / 2
+        assert (coast(core, arranged(core, position))[:, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, ALL_SOLID], ids=["no contacts", "all solid"])
+def test_bodies_at_one_point(options, dtype):
+    core = SimpleCentroid(num_agents=2, **options)
+    state = State(*(field.astype(dtype) for field in arranged(core, np.ones((9, 2)))))
+    np.testing.assert_array_equal(coast(core, state), np.tile([1, 1, 0, 0], (5, 1)))
+
+
+def test_bodies_almost_at_one_point():
+    core = five(["agents"])
+    position = AWAY.copy()
+    position[:2] = [[1e-30, 0], [0, 0]]
+    np.testing.assert_allclose(coast(core, arranged(core, position))[:2, 2], [1.5, -1.5])
+
+
+def test_a_body_does_not_push_itself():
+    """Everything collides but all is 1 apart, each body alone at its own point: no force at all."""
+    core = SimpleCentroid(num_agents=2, **ALL_SOLID)
+    places = np.array(list(itertools.product(range(3), range(3))), np.float64)
+    np.testing.assert_array_equal(coast(core, arranged(core, places))[:, 2:], 0)
+
+
+def test_absent_entities_neither_push_nor_move():
+    core = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2), **ALL_SOLID)
+    position = np.array([[[0.03, 0.0], [10, 10], *[[0, 0]] * 4]])  # absent ones lie at the origin, near the agent
+    state = core.arrange(position, np.zeros_like(position), np.array([[1]]), np.array([[0]]))
+    np.testing.assert_array_equal(coast(core, state), [[0.03, 0, 0, 0], [10, 10, 0, 0], [0] * 4, [0] * 4])
+    chance = Chance(np.ones((1, 3, 2)), np.zeros((1, 0, 5)))
+    moved = core.transition(state, np.zeros((1, 1, 5)), chance).mover[0]
+    np.testing.assert_allclose(moved[1:, 2:], [[0.1, 0.1], [0, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("options", [{}, {"collidable_agents": True, "collidable_signal": True}])
+def test_noise_is_driven_through(options):
+    """To the bit as if it were 100 units away."""
+    core = SimpleCentroid(num_noise=28, **options)
+    near, key = worlds(core, 64)
+    near.landmark[..., :2] = near.mover[:, :1, :2] + 0.1 * near.landmark[..., :2]
+    far = near._replace(landmark=near.landmark + np.array([100, 100, 0, 0], np.float32))
+    for t in range(30):
+        chance, u = draw_step(core, key, t)
+        near, far = (core.transition(state, u, chance) for state in (near, far))
+        np.testing.assert_array_equal(near.mover, far.mover)
+        np.testing.assert_array_equal(core.reward(near), core.reward(far))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pairs"),
+    [
+        ([], 0),
+        (["noise"], 0),  # fixed: nothing would move
+        (["agents"], 2 * 2),
+        (["signal"], 3 * 3),
+        (["agents", "noise"], 2 * (2 + 28)),
+        (["agents", "signal"], (2 + 3) * (2 + 3)),
+        (["agents", "signal", "noise"], (2 + 3) * (2 + 3 + 28)),
+    ],
+)
+def test_only_colliding_kinds_are_paired(kinds, pairs, monkeypatch):
+    seen = []
+
+    def counted(position, others, *rest):
+        seen.append(position.shape[1] * others.shape[1])
+        return contact_force(position, others, *rest)
+
+    contact_force = physics.contact_force
+    monkeypatch.setattr(physics, "contact_force", counted)
+    core = SimpleCentroid(2, 3, 28, **{f"collidable_{kind}": True for kind in kinds})
+    coast(core, worlds(core, 1)[0])
+    assert sum(seen) == pairs
+
+
+# --- start ---
+
+
+@pytest.mark.parametrize(
+    ("num_noise", "u_count", "entities", "spread"),
+    [
+        (4, 0.0, 8, 2),
+        (12, 0.0, 16, 2),
+        (60, 0.0, 64, 3),
+        (252, 0.0, 256, 4),
+        ((60, 252), 0.0, 64, 3),  # places of absent entities do not count
+        ((60, 252), 0.999, 256, 4),
+        ((0, 252), 0.0, 4, 2),
+    ],
+)
+def test_spread(num_noise, u_count, entities, spread):
+    core = SimpleCentroid(num_noise=num_noise)
+    u = [np.zeros((1, count)) for count in core.start_draws]  # counts, agent, signal, offset, noise
+    u[0][:] = u_count
+    plain = core.initial(tuple(u))
+    u[3][:] = 0.75, 0.25  # an offset of length 0.75, a quarter of a turn from x
+    shifted = core.initial(tuple(u))
+    noise = plain.role[0, 4:] == NOISE
+    assert (plain.role != ABSENT).sum() == entities and noise.sum() == entities - 4
+    np.testing.assert_allclose(plain.mover[0], np.tile([-spread, -spread, -2, -2], (4, 1)))
+    np.testing.assert_allclose(plain.landmark[0, noise], np.tile([-spread, -spread, 0, 0], (noise.sum(), 1)))
+    np.testing.assert_allclose(
+        shifted.landmark[0, noise, :2] + spread, np.tile([0, 0.75], (noise.sum(), 1)), atol=1e-12
+    )
+    np.testing.assert_array_equal(shifted.mover, plain.mover)
+
+
+@pytest.mark.parametrize(
+    ("options", "spread", "noise_spread"),
+    [({}, 2, 2), ({"spread": 0.5}, 0.5, 0.5), ({"noise_spread": 7.0}, 2, 7), ({"spread": 3, "noise_spread": 1}, 3, 1)],
+)
+def test_start_is_uniform(options, spread, noise_spread):
+    core = SimpleCentroid(num_agents=2, noise_offset=0.0, **options)
+    state, _ = worlds(core, 4096)
+    scales = (spread, spread, 2, 2)
+    for body, axis in itertools.product(range(core.num_movers), range(4)):
+        assert departure(state.mover[:, body, axis] / scales[axis] / 2 + 0.5) < 2.2
+    for body, axis in itertools.product(range(4), range(2)):
+        assert departure(state.landmark[:, body, axis] / noise_spread / 2 + 0.5) < 2.2
+    assert (state.landmark[..., 2:] == 0).all()
+    numbers = np.concatenate([state.mover.reshape(4096, -1), state.landmark[..., :2].reshape(4096, -1)], axis=1)
+    between = np.corrcoef(numbers.T) - np.eye(numbers.shape[1])
+    assert np.abs(between).max() < 5 / math.sqrt(4096)
+
+
+def test_noise_shares_one_offset():
+    core = SimpleCentroid(noise_spread=1e-6, noise_offset=3.0)
+    place = worlds(core, 4096)[0].landmark[..., :2]
+    assert np.ptp(place, axis=1).max() < 4e-6
+    x, y = place[:, 0].T
+    assert departure(np.hypot(x, y) / 3) < 2.2  # the length is uniform, not the area
+    assert departure(np.arctan2(y, x) / (2 * math.pi) % 1) < 2.2
+
+
+def test_counts_cover_their_ranges():
+    core = SimpleCentroid(num_signal=(2, 4), num_noise=(0, 28))
+    role = worlds(core, 8192)[0].role
+    signal, noise = (role == SIGNAL).sum(axis=1), (role == NOISE).sum(axis=1)
+    for counts, low, high in ((signal, 2, 4), (noise, 0, 28)):
+        values, times = np.unique(counts, return_counts=True)
+        assert values.tolist() == list(range(low, high + 1))
+        expected = len(counts) / (high - low + 1)
+        assert np.abs(times - expected).max() < 5 * math.sqrt(expected)
+    assert abs(np.corrcoef(signal, noise)[0, 1]) < 5 / math.sqrt(8192)
+
+
+def test_padding():
+    core = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 28))
+    state, key = worlds(core, 64)
+    for t in range(3):
+        for agent in range(2):
+            tokens = core.observation(state, agent)
+            mask = core.token_spec.mask(tokens)
+            assert (tokens[~mask] == [0, 0, 0, 0, -1]).all()
+            np.testing.assert_array_equal(mask.sum(axis=1), (state.role != ABSENT).sum(axis=1))
+            assert mask[:, 0].all() and 0 < mask.mean() < 1
+        chance, u = draw_step(core, key, t)
+        state = core.transition(state, u, chance)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same_noise"),
+    [
+        ({"num_noise": 4}, {"num_noise": 28}, 4),
+        ({"num_noise": 28}, {"num_noise": (28, 60)}, 28),
+        ({"num_noise": 0}, {"num_noise": (0, 28)}, 0),
+        ({"num_signal": 3}, {"num_signal": 3, "num_noise": 12}, 4),
+    ],
+)
+def test_more_noise_changes_nobody_else(one, other, same_noise):
+    cores = [SimpleCentroid(spread=2.0, **options) for options in (one, other)]
+    (state_one, key), (state_other, _) = (worlds(core, 64) for core in cores)
+    for t in range(10):
+        np.testing.assert_array_equal(state_one.mover, state_other.mover)
+        np.testing.assert_array_equal(state_one.landmark[:, :same_noise], state_other.landmark[:, :same_noise])
+        action = cores[0].policy("oracle", state_one, draw_step(cores[0], key, t)[1])
+        state_one, state_other = (
+            core.transition(state, action, draw_step(core, key, t)[0])
+            for core, state in zip(cores, (state_one, state_other), strict=True)
+        )
+
+
+def test_a_crowd_starts_without_a_placement_loop(monkeypatch):
+    drawn = []
+
+    def counted(key, counter, counts):
+        drawn.append(sum(counts))
+        return uniforms(key, counter, counts)
+
+    monkeypatch.setattr(episode_shell, "uniforms", counted)
+    env = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=2000)
+    tokens, _ = env.reset(seed=0)
+    assert tokens.shape == (2004, 5) and env.observation_space.contains(tokens)
+    assert drawn == [2 + 4 + 4 * 3 + 2 + 2 * 2000]  # counts, agent, signal, offset, noise
+
+
+# --- tokens and rewards ---
+
+
+def test_tokens_of_each_agent():
+    core = SimpleCentroid(num_agents=2, num_signal=2, num_noise=2)
+    position = [[1, 2], [3, 5], [10, 0], [0, 10], [-5, -5], [5, 5]]
+    velocity = [[1, 0], [0, -1], [2, 2], [-1, 1], [0, 0], [0, 0]]
+    state = arranged(core, position, velocity)
+    first = [
+        [0, 0, 0, 0, SELF],
+        [-1.2, -1.4, -0.2, 0, NOISE],
+        [0.8, 0.6, -0.2, 0, NOISE],
+        [0.4, 0.6, -0.2, -0.2, AGENT],
+        [1.8, -0.4, 0.2, 0.4, SIGNAL],
+        [-0.2, 1.6, -0.4, 0.2, SIGNAL],
+    ]
+    second = [
+        [0, 0, 0, 0, SELF],
+        [-1.6, -2, 0, 0.2, NOISE],
+        [0.4, 0, 0, 0.2, NOISE],
+        [-0.4, -0.6, 0.2, 0.2, AGENT],
+        [1.4, -1, 0.4, 0.6, SIGNAL],
+        [-0.6, 1, -0.2, 0.4, SIGNAL],
+    ]
+    np.testing.assert_allclose(core.observation(state, 0)[0], first, atol=1e-12)
+    np.testing.assert_allclose(core.observation(state, 1)[0], second, atol=1e-12)
+    double = dataclasses.replace(core, observation_scale=2.5).observation(state, 1)[0]
+    np.testing.assert_allclose(double[:, :4], 2 * np.array(second)[:, :4], atol=1e-12)
+    assert core.token_spec.roles == {"self": 0, "agent": 1, "signal": 2, "noise": 3}
+    assert core.token_spec.query == 0 and core.token_spec.num_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "signal", "tokens"),
+    [("1v31v0", 32, 32), ("1v15v16", 16, 32), ("1v3v28", 4, 32), ("1v1v30", 2, 32)],
+)
+def test_signal_of_the_papers_experiments(name, signal, tokens):
+    """The own token counts as signal, as in the paper: 4/32 for 1-3-28."""
+    _, info = gymnasium.make(f"noisy_envs/SimpleCentroid-{name}-v0").reset(seed=0)
+    assert info["signal_mask"].sum() == signal and info["signal_mask"].shape == (tokens,)
+    assert info["snr"] == signal / tokens
+
+
+def test_signal_mask_of_a_range():
+    core = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 3))
+    position = np.zeros((1, 8, 2))
+    tokens = core.observation(core.arrange(position, position, np.array([[2]]), np.array([[1]])), 1)
+    assert tokens[0, :, -1].tolist() == [SELF, NOISE, ABSENT, ABSENT, AGENT, SIGNAL, SIGNAL, ABSENT]
+    assert core.signal_mask(tokens)[0].tolist() == [True, False, False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "near", "far"),
+    [
+        ({}, -0.005, -0.02),
+        ({"reward_shape": "linear"}, -0.0025, -0.04),
+        ({"reward_scale": 2.0}, -1.0, -4.0),
+        ({"num_signal": (1, 5)}, -0.005, -0.02),
+    ],
+)
+def test_rewards(options, near, far):
+    """Three agents at 0, 0.25 and 4 from the centroid (2, 1); noise is no part of it."""
+    core = SimpleCentroid(num_agents=3, num_noise=1, **options)
+    position = np.full((1, core.num_entities, 2), 50.0)
+    position[0, :6] = [[2, 1], [2, 1.25], [-2, 1], [1, 0], [5, 0], [0, 3]]
+    state = core.arrange(position, np.zeros_like(position), np.array([[3]]), np.array([[1]]))
+    np.testing.assert_allclose(core.reward(state), [[0, near, far]], atol=1e-12)
+
+
+# --- reference policies ---
+
+
+def mean_return(core: SimpleCentroid, policy: str, episodes: int) -> float:
+    state, key = worlds(core, episodes)
+    total = np.zeros(episodes)
+    for t in range(core.max_steps):
+        chance, u = draw_step(core, key, t)
+        state = core.transition(state, core.policy(policy, state, u), chance)
+        total += core.reward(state)[:, 0]
+    return float(total.mean())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "oracle"),
+    [((1, 3, 4), -0.20), ((1, 31, 0), -0.18), ((1, 15, 16), -0.19), ((1, 3, 28), -0.23), ((1, 1, 30), -0.31)],
+)
+def test_oracle_return(sizes, oracle):
+    assert mean_return(SimpleCentroid(*sizes), "oracle", 500) == pytest.approx(oracle, abs=0.03)
+
+
+def test_floor_and_ceiling():
+    discrete = SimpleCentroid(continuous_actions=False)
+    assert mean_return(DEFAULT, "oracle", 4000) > -0.21
+    assert mean_return(DEFAULT, "random", 4000) == pytest.approx(-1.75, abs=0.03)
+    assert mean_return(discrete, "oracle", 500) > -0.4
+    assert mean_return(discrete, "random", 500) < -1.6
+
+
+@every_kind
+@pytest.mark.parametrize("policy", DEFAULT.policies)
+def test_policies_act_within_the_action_space(options, policy):
+    core = SimpleCentroid(**options)
+    state, key = worlds(core, 256)
+    action = core.policy(policy, state, draw_step(core, key, 0)[1])
+    if core.continuous_actions:
+        assert action.shape == (256, core.num_agents, 5) and action.dtype == np.float32
+        assert action.min() >= 0 and action.max() <= 1
+    else:
+        assert action.shape == (256, core.num_agents) and action.dtype == np.int64
+        assert action.min() >= 0 and action.max() <= 4
+    assert core.control(action).any() == (policy != "still")
+    if policy == "random":
+        assert (
+            departure(action) < 2.2
+            if core.continuous_actions
+            else np.bincount(action.ravel()).min() > 0.15 * action.size
+        )
+
+
+# --- the observation space and states that users hand over ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_steps": 1},
+        {"num_agents": 2, "num_signal": (1, 31), "num_noise": (0, 300)},
+        {"spread": 0.1, "noise_spread": 30.0},
+        {"spread": 30.0, "noise_spread": 0.1, "noise_offset": 9.0},
+        {"observation_scale": 0.25, **ALL_SOLID},
+        pytest.param({"observation_scale": 10.675675675675675}, marks=bug("the bound rounds below the observation")),
+    ],
+)
+def test_bounds_hold_the_worst_that_can_be_injected(options):
+    """Two at opposite corners, at full speed and driven on outwards to the end of the episode."""
+    core = SimpleCentroid(**options)
+    box, limit = observation_box(core), core.start_reach + core.travel
+    corner = np.full((core.num_entities, 2), limit)
+    corner[: core.num_agents] *= -1
+    state = core.admit({"position": corner, "velocity": np.sign(corner) * 5}, ())
+    wander = np.full((1, core.num_movers - core.num_agents, 2), math.sqrt(0.5), np.float32)
+    outwards = np.tile(np.array([0, 1, 0, 1, 0], np.float32), (1, core.num_agents, 1))
+    for _ in range(core.max_steps):
+        for agent in range(core.num_agents):
+            assert box.contains(core.observation(state, agent)[0])
+        assert box.contains(core.world_tokens(state)[0])
+        state = core.transition(state, outwards, Chance(wander, wander[:, :0]))
+    assert box.contains(core.observation(state)[0]) and box.is_bounded()
+
+
+@every_kind
+def test_bounds_hold_in_play(options):
+    core = SimpleCentroid(**options)
+    box, (state, key) = observation_box(core), worlds(core, 64)
+    for t in range(core.max_steps):
+        chance, u = draw_step(core, key, t)
+        state = core.transition(state, u, chance)
+        tokens = core.observation(state)
+        assert (box.low <= tokens).all() and (tokens <= box.high).all()
+
+
+@every_kind
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_state_is_admitted_as_it_was(options, backend):
+    core = SimpleCentroid(**options)
+    state, key = worlds(core, 5)
+    for t in range(4):
+        chance, u = draw_step(core, key, t)
+        state = core.transition(state, core.policy("random", state, u), chance)
+    given = State(*(to(x, backend) for x in state))
+    for again in (core.admit(given, (5,)), core.admit(State(*(x[0] for x in given)), ())):
+        for ours, theirs in zip(state, again, strict=True):
+            assert theirs.dtype == np.float32
+            np.testing.assert_array_equal(ours[: len(theirs)], theirs)
+
+
+def test_a_mapping_is_admitted():
+    core = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2))
+    state = core.admit({"position": np.arange(12).reshape(6, 2), "num_signal": 2, "num_noise": 1}, ())
+    assert state.role.tolist() == [[AGENT, SIGNAL, SIGNAL, ABSENT, NOISE, ABSENT]]
+    np.testing.assert_array_equal(state.mover, [[[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 0, 0], [0, 0, 0, 0]]])
+    np.testing.assert_array_equal(state.landmark, [[[8, 9, 0, 0], [0, 0, 0, 0]]])
+    several = core.admit({"position": np.ones((2, 6, 2)), "num_signal": [1, 3]}, (2,))
+    assert (several.role == SIGNAL).sum(axis=1).tolist() == [1, 3]
+    assert (several.role == NOISE).sum(axis=1).tolist() == [2, 2]
+
+
+GOOD = np.zeros((8, 2))
+unchecked = bug("admit compares counts, but checks neither type nor shape")
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "error", "message"),
+    [
+        ({}, 3, TypeError, "state=3.*position, velocity, num_signal, num_noise"),
+        ({}, {}, ValueError, r"missing \['position'\]"),
+        ({}, {"position": GOOD, "mass": 1}, ValueError, r"unknown \['mass'\].*num_noise"),
+        ({}, {"position": GOOD[1:]}, ValueError, r"position: shape \(7, 2\) must be \(8, 2\)"),
+        ({}, {"position": GOOD, "velocity": GOOD[0]}, ValueError, r"velocity: shape \(2,\) must be \(8, 2\)"),
+        ({}, {"position": GOOD * np.nan}, ValueError, "position: nan must be within"),
+        ({}, {"position": GOOD + np.inf}, ValueError, "position: inf must be within"),
+        ({}, {"position": GOOD + LIMIT + 0.01}, ValueError, "position: .* must be within"),
+        ({}, {"position": GOOD, "velocity": GOOD - 5.01}, ValueError, "velocity: -5.01.* must be within -5 … 5"),
+        ({}, {"position": GOOD, "num_noise": 3}, ValueError, "num_noise=3 must be within 4 … 4"),
+        ({"num_noise": (2, 4)}, {"position": GOOD, "num_noise": 1}, ValueError, "num_noise=1 must be within 2 … 4"),
+        ({"num_signal": (1, 3)}, {"position": GOOD, "num_signal": 4}, ValueError, "num_signal=4 must be .* 1 … 3"),
+        pytest.param(
+            {}, {"position": GOOD, "num_signal": np.nan}, (TypeError, ValueError), "num_signal=nan", marks=unchecked
+        ),
+        pytest.param(
+            {"num_signal": (1, 3)},
+            {"position": GOOD, "num_signal": 1.5},
+            (TypeError, ValueError),
+            "num_signal=1.5",
+            marks=unchecked,
+        ),
+        pytest.param({}, {"position": GOOD, "num_noise": [4, 4]}, ValueError, "num_noise", marks=unchecked),
+        pytest.param({}, {"position": GOOD, "num_noise": None}, TypeError, "num_noise", marks=unchecked),
+    ],
+)
+def test_what_is_not_admitted(options, given, error, message):
+    with pytest.raises(error, match=message):
+        SimpleCentroid(**options).admit(given, ())
+
+
+# --- options ---
+
+NAN, INF = math.nan, math.inf
+BAD: dict[str, list[tuple[Any, type[Exception]]]] = {
+    "num_agents": [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError), ((1, 2), TypeError)],
+    "num_signal": [(0, ValueError), ((0, 3), ValueError), ((3, 1), ValueError), ((1, 2, 3), TypeError)],
+    "num_noise": [(-1, ValueError), ((4, 0), ValueError), ("4", TypeError), (NAN, TypeError), ((0, 4.0), TypeError)],
+    "continuous_actions": [(1, TypeError), ("yes", TypeError), (None, TypeError)],
+    "max_steps": [(0, ValueError), (10.0, TypeError), (None, TypeError), ((1, 2), TypeError)],
+    "other_policy": [("greedy", ValueError), (None, ValueError), (3, ValueError)],
+    "reward_shape": [("squared", ValueError), (None, ValueError), (1, ValueError)],
+    "spread": [(0, ValueError), (-1.0, ValueError), (NAN, ValueError), (INF, ValueError), ("2", TypeError)],
+    "noise_offset": [(-0.1, ValueError), (NAN, ValueError), (INF, ValueError), (None, TypeError), (True, TypeError)],
+}
+BAD |= {name: [*BAD["spread"], (None, TypeError)] for name in ("reward_scale", "observation_scale")}
+BAD |= {"noise_spread": BAD["spread"]}
+BAD |= {name: BAD["continuous_actions"] for name in ALL_SOLID}
+
+
+def test_each_option_has_bad_values():
+    assert set(BAD) == {field.name for field in dataclasses.fields(SimpleCentroid)}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"), [(option, value, error) for option, bad in BAD.items() for value, error in bad]
+)
+def test_bad_options_are_named(option, value, error):
+    with pytest.raises(error) as raised:
+        build(SimpleCentroid, {option: value})
+    assert f"{option}={value!r}: must be" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "nearest"), [("num_noises", "num_noise"), ("continuous_action", "continuous_actions")]
+)
+def test_unknown_options_are_named(option, nearest):
+    with pytest.raises(
+        TypeError, match=f"unknown option {option!r}: did you mean {nearest!r}.*allowed are num_agents, "
+    ):
+        build(SimpleCentroid, {option: 1})
+
+
+def test_parameters_are_frozen_and_hashable():
+    core = SimpleCentroid(num_noise=(0, 28))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        core.num_noise = 3
+    assert core == SimpleCentroid(num_noise=(0, 28)) and hash(core) == hash(SimpleCentroid(num_noise=(0, 28)))
+    assert core != DEFAULT
+
+
+@pytest.mark.parametrize("given", [[0, 28], (0, 28), [np.int64(0), np.int32(28)]])
+def test_lists_and_numpy_scalars_are_options(given):
+    core = build(SimpleCentroid, {"num_noise": given, "reward_scale": np.float64(0.5), "collidable_noise": np.True_})
+    assert core == SimpleCentroid(num_noise=(0, 28), reward_scale=0.5, collidable_noise=True)
+    assert isinstance(hash(core), int) and type(core.reward_scale) is float
+    assert all(type(number) is int for number in core.num_noise)
+
+
+# --- torch ---
+
+
+def to(array: np.ndarray, backend: str) -> Array:
+    """Return the array in the given library."""
+    return array if backend == "numpy" else pytest.importorskip("torch").from_numpy(array)
+
+
+@every_kind
+def test_torch_agrees_step_by_step(options):
+    """Each step from one state, NumPy's; all in float32."""
+    core = SimpleCentroid(**options)
+    state, key = worlds(core, 64)
+
+    def outcome(state, u, action, u_step):
+        after = core.transition(state, action, core.chance(u_step))
+        seen = [core.observation(after, agent) for agent in range(core.num_agents)]
+        return [*after, *seen, core.reward(after), core.world_tokens(after), core.policy("random", after, u)]
+
+    for t in range(40):
+        _, u = draw_step(core, key, t)
+        u_step = uniforms(key, np.full(len(key), t + 1), core.step_draws)
+        action = core.policy("oracle" if t % 2 else "random", state, u)
+        ours = outcome(state, u, action, u_step)
+        tensors = [to(x, "torch") for x in state], to(u, "torch"), to(action, "torch"), [to(x, "torch") for x in u_step]
+        theirs = outcome(State(*tensors[0]), *tensors[1:3], tuple(tensors[3]))
+        for array, tensor in zip(ours, theirs, strict=True):
+            assert array.dtype == tensor.numpy().dtype
+            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)
+        state = State(*ours[:3])
+
+
+@every_kind
+def test_torch_starts_and_chases_alike(options):
+    core = SimpleCentroid(**options)
+    state, key = worlds(core, 256)
+    start = uniforms(to(key, "torch"), to(np.zeros(256, np.int64), "torch"), core.start_draws)
+    tensors = core.initial(start)
+    for array, tensor in zip(state, tensors, strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)
+    same = State(*(to(x, "torch") for x in state))
+    u = draw_step(core, key, 0)[1]
+    chase = core.policy("oracle", state, u), core.policy("oracle", same, to(u, "torch")).numpy()
+    np.testing.assert_allclose(*chase, rtol=0, atol=1e-5)
+
+
+@every_kind
+def test_a_step_compiles_whole(options):
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    core = SimpleCentroid(**options)
+    state, key = worlds(core, 4)
+    shape = (4, 5) if core.continuous_actions else (4,)
+    inputs = State(*map(torch.from_numpy, state)), torch.from_numpy(key), torch.zeros(4, dtype=torch.int64)
+    action = torch.ones(shape, dtype=torch.float32 if core.continuous_actions else torch.int64)
+    expected = play(core, *inputs, action)
+    compiled = torch.compile(play, fullgraph=True, backend="eager")(core, *inputs, action)
+    for ours, theirs in zip((*expected[0], *expected[1:]), (*compiled[0], *compiled[1:]), strict=True):
+        np.testing.assert_array_equal(as_numpy(ours), as_numpy(theirs))

@@ -1,0 +1,546 @@
+"""Vector environments: equal to Gymnasium's own vector of single worlds, in both backends, from any seed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import (
+    GAMES,
+    ONE_AND_THREE,
+    assert_same,
+    draw_actions,
+    each_case,
+    each_game,
+    each_id,
+    each_pettingzoo,
+    make,
+    module,
+    play,
+    steer,
+    still,
+    to_backend,
+)
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from noisy_envs.arrays import as_numpy
+
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+each_seed = pytest.mark.parametrize("seed", [0, 1])
+
+
+def native(env_id: str, num_envs: int, mode: AutoresetMode = NEXT_STEP, **options: Any) -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec(env_id, num_envs, autoreset_mode=mode, **options)
+
+
+def sync(env_id: str, num_envs: int, mode: AutoresetMode = NEXT_STEP, **options: Any) -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec(env_id, num_envs, "sync", vector_kwargs={"autoreset_mode": mode}, **options)
+
+
+def staggered(envs: gymnasium.vector.VectorEnv, steps: int, seed: int = 0, backend: str = "numpy") -> Iterator[Any]:
+    """Play worlds that end at different times, because some were reset early; yield all that is returned.
+
+    World 0 is never reset early. Where the mode is DISABLED, those that ended are reset by their mask.
+    """
+    yield envs.reset(seed=seed)
+    early = np.random.default_rng(seed).random((steps, envs.num_envs)) < 0.01
+    early[:, 0] = False
+    disabled = envs.metadata["autoreset_mode"] is DISABLED
+    for action, chosen in zip(draw_actions(envs.action_space, steps, seed), early, strict=True):
+        result = envs.step(to_backend(action, backend))
+        yield result
+        mask = chosen | as_numpy(result[2] | result[3]) if disabled else chosen
+        if mask.any():
+            yield envs.reset(options={"reset_mask": mask})
+
+
+def arrays_in(result: Any) -> list[Any]:
+    """Return the arrays in nested containers."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        return [array for item in result for array in arrays_in(item)]
+    if getattr(result, "dtype", None) == np.object_:
+        return [result, *arrays_in(result.tolist())]
+    return [result] if hasattr(result, "dtype") else []
+
+
+@each_case
+@each_mode
+def test_equals_vector_of_singles(env_id, options, mode):
+    both = [maker(env_id, 4, mode, **options, max_steps=40) for maker in (native, sync)]
+    ends = np.zeros(4, int)
+    for t, (ours, theirs) in enumerate(zip(*(staggered(envs, 500) for envs in both), strict=True)):
+        assert_same(ours, theirs, f"result {t}")
+        ends += (ours[2] | ours[3]) if len(ours) == 5 else 0
+    assert ends.min() >= 5 and len(set(ends)) > 1
+
+
+@each_id
+@each_auto_mode
+@each_seed
+def test_every_id_equals_vector_of_singles(env_id, mode, seed):
+    both = [maker(env_id, 3, mode, max_steps=9) for maker in (native, sync)]
+    assert_same(*(list(staggered(envs, 40, seed)) for envs in both))
+
+
+@each_case
+def test_reset_step_ignores_the_action(env_id, options, backend):
+    envs = native(env_id, 3, **options, max_steps=3, backend=backend, check_actions=True)
+    twin = native(env_id, 3, **options, max_steps=3, backend=backend)
+    actions = [to_backend(action, backend) for action in draw_actions(envs.action_space, 7)]
+    mask = np.array([True, False, True])
+    for each in (envs, twin):  # world 1 ends a step before the others
+        each.reset(seed=0)
+        each.step(actions[0])
+        each.reset(options={"reset_mask": mask})
+    senseless = to_backend(as_numpy(actions[3]).copy(), backend)
+    senseless[1, ...] = np.nan if envs.core.continuous_actions else -7
+    for each, third in ((envs, senseless), (twin, actions[3])):
+        for action in actions[1:3]:
+            _, _, _, truncated, _ = each.step(action)
+        assert as_numpy(truncated).tolist() == [False, True, False]
+        _, reward, terminated, truncated, _ = each.step(third)
+        assert as_numpy(reward)[1] == 0 and as_numpy(reward)[0] != 0
+        assert not as_numpy(terminated).any() and as_numpy(truncated).tolist() == [True, False, True]
+    assert_same(play(envs, actions[4:]), play(twin, actions[4:]))
+
+
+@each_case
+@each_auto_mode
+def test_episode_statistics(env_id, options, mode):
+    if mode is SAME_STEP and tuple(map(int, gymnasium.__version__.split(".")[:2])) < (1, 4):
+        pytest.skip("Gymnasium counted wrongly before 1.4")
+    envs = RecordEpisodeStatistics(native(env_id, 2, mode, **options, max_steps=3))
+    singles = [make(env_id, **options, max_steps=3) for _ in range(2)]
+    actions = draw_actions(envs.action_space, 16 if mode is NEXT_STEP else 12)
+    play(envs, actions, seed=0)
+    counted = [action for t, action in enumerate(actions) if mode is SAME_STEP or t % 4 != 3]
+    totals = np.zeros((4, 2))
+    for i, env in enumerate(singles):
+        env.reset(seed=i)
+        for t, action in enumerate(counted):
+            totals[t // 3, i] += env.step(action[i])[1]
+            if t % 3 == 2:
+                env.reset()
+    assert list(envs.length_queue) == [3] * 8
+    np.testing.assert_allclose(envs.return_queue, totals.ravel())
+
+
+@each_game
+@each_auto_mode
+def test_final_observation(env_id, mode, backend):
+    envs = native(env_id, 3, mode, max_steps=4, backend=backend)
+    names = {"final_obs", "_final_obs", "final_info", "_final_info"}
+    ordinary = {"signal_mask", "_signal_mask", "snr", "_snr"}
+    numpy_twin = native(env_id, 3, mode, max_steps=4)
+    ends = 0
+    for ours, reference in zip(staggered(envs, 60, backend=backend), staggered(numpy_twin, 60), strict=True):
+        info, ended = ours[-1], len(ours) == 5 and bool(ours[3].any()) and mode is SAME_STEP
+        assert set(info) == (names | ordinary if ended else ordinary)
+        if not ended:
+            continue
+        ends += 1
+        assert_same(info["_final_obs"], ours[3])
+        assert_same(info["_final_info"], ours[3])
+        assert_same(info["final_info"]["_snr"], ours[3])
+        if backend == "torch":
+            assert info["final_obs"].shape == ours[0].shape and info["final_obs"].dtype == ours[0].dtype
+        for i in np.flatnonzero(as_numpy(ours[3])):
+            last = as_numpy(info["final_obs"][i])
+            np.testing.assert_allclose(last, reference[-1]["final_obs"][i], atol=1e-5)
+            assert (last != as_numpy(ours[0][i])).any()
+    assert ends > 10 or mode is NEXT_STEP
+
+
+@each_game
+@pytest.mark.parametrize("maker", ["native", "sync", "async"])
+def test_step_limit_in_make_vec(env_id, maker):
+    kwargs = {
+        "native": {},
+        "sync": {"vectorization_mode": "sync"},
+        # forking a process in which torch has threads draws a warning
+        "async": {"vectorization_mode": "async", "vector_kwargs": {"context": "forkserver"}},
+    }[maker]
+    envs = gymnasium.make_vec(env_id, 2, max_episode_steps=5, **kwargs)
+    played = play(envs, [still(envs.action_space)] * 11, seed=0)[1:]
+    assert [t + 1 for t, (_, _, _, truncated, _) in enumerate(played) if truncated.all()] == [5, 11]
+    assert not any(terminated.any() for _, _, terminated, _, _ in played)
+    envs.close()
+
+
+@each_case
+def test_disabled_needs_the_mask(env_id, options, backend):
+    envs = native(env_id, 3, DISABLED, **options, max_steps=2, backend=backend)
+    action = to_backend(still(envs.action_space), backend)
+    one = np.array([False, True, False])
+    with pytest.raises(RuntimeError, match="first reset must be of all worlds"):
+        envs.reset(seed=0, options={"reset_mask": one})
+    before, _ = envs.reset(seed=0)
+    envs.step(action)
+    tokens, info = envs.reset(seed=0, options={"reset_mask": to_backend(one, backend)})
+    assert_same(tokens[1], before[1])
+    assert as_numpy(info["_snr"]).tolist() == one.tolist() and as_numpy(info["snr"] > 0).tolist() == one.tolist()
+    _, _, _, truncated, _ = envs.step(action)
+    assert as_numpy(truncated).tolist() == [True, False, True]
+    state = envs.state
+    with pytest.raises(RuntimeError, match=r"worlds \[0, 2\] have ended"):
+        envs.step(action)
+    for bad in (one[:2], one.astype(int), one & False):
+        with pytest.raises(ValueError, match=r"must be bool \(3,\) with at least one True"):
+            envs.reset(options={"reset_mask": bad})
+    assert_same(envs.state, state)
+    envs.reset(options={"reset_mask": ~one})
+    _, _, _, truncated, _ = envs.step(action)
+    assert as_numpy(truncated).tolist() == one.tolist()
+
+
+@each_case
+@each_seed
+def test_integer_seed_is_one_more_for_each_world(env_id, options, seed):
+    envs = native(env_id, 3, SAME_STEP, **options, max_steps=4)
+    actions = draw_actions(envs.action_space, 10)
+    played = play(envs, actions, seed=seed)
+    for i in range(3):
+        env = make(env_id, **options, max_steps=4)
+        tokens, _ = env.reset(seed=seed + i)
+        np.testing.assert_array_equal(played[0][0][i], tokens)
+        for action, (batch, rewards, *_) in zip(actions, played[1:], strict=True):
+            tokens, reward, _, truncated, _ = env.step(action[i])
+            tokens = env.reset()[0] if truncated else tokens
+            np.testing.assert_array_equal(batch[i], tokens)
+            assert rewards[i] == reward
+
+
+@each_game
+def test_list_of_seeds(env_id, backend):
+    envs = native(env_id, 3, backend=backend)
+    starts = [envs.reset(seed=seeds)[0] for seeds in ([7, 0, 3], [7, None, 1], None, (1, 1, 7))]
+    assert [numbers.tolist() for numbers in envs.episodes] == [[1, 1, 7], [0, 0, 0]]
+
+    def start(seed, number):
+        return native(env_id, 1, backend=backend).reset(seed=seed, options={"episode": number})[0][0]
+
+    expected = [
+        [(7, 0), (0, 0), (3, 0)],
+        [(7, 0), (0, 1), (1, 0)],
+        [(7, 1), (0, 2), (1, 1)],
+        [(1, 0), (1, 0), (7, 0)],
+    ]
+    for tokens, names in zip(starts, expected, strict=True):
+        for i, name in enumerate(names):
+            assert_same(tokens[i], start(*name), f"{name}")
+    for wrong in ([1, 2], [1, 2, 3, 4], []):
+        with pytest.raises(ValueError, match="must be num_envs=3"):
+            envs.reset(seed=wrong)
+    for wrong, error in (([1, -1, 2], ValueError), ([1, 2.5, 3], TypeError), ([1, True, 3], TypeError)):
+        with pytest.raises(error, match="seed="):
+            envs.reset(seed=wrong)
+
+
+@each_game
+def test_without_seed_worlds_differ(env_id, backend):
+    envs = [native(env_id, 4, backend=backend) for _ in range(2)]
+    starts = [as_numpy(one).tobytes() for each in envs for one in each.reset()[0]]
+    starts += [as_numpy(one).tobytes() for one in envs[0].reset()[0]]
+    assert len(set(starts)) == 12
+
+
+@each_case
+@each_mode
+def test_world_does_not_depend_on_resets_of_others(env_id, options, mode):
+    calm, busy = (native(env_id, 3, mode, **options, max_steps=7) for _ in range(2))
+    calm.reset(seed=0)
+    busy.reset(seed=0)
+    for t, action in enumerate(draw_actions(calm.action_space, 40)):
+        alone, among = calm.step(action), busy.step(action)
+        assert_same([field[0] for field in alone[:4]], [field[0] for field in among[:4]], f"step {t}")
+        if mode is DISABLED and alone[3].any():
+            assert alone[3].all()
+            calm.reset()
+        mask = among[3] & (mode is DISABLED)
+        mask[1 + t % 2] |= t % 3 == 0
+        if mask.any():
+            busy.reset(seed=[None, 5, t], options={"reset_mask": mask})
+    assert calm.episodes[1][0] == busy.episodes[1][0] > 3
+
+
+@each_case
+@each_auto_mode
+def test_one_world_keeps_its_axis(env_id, options, mode, backend):
+    envs = native(env_id, 1, mode, **options, max_steps=2, backend=backend, render_mode="rgb_array")
+    shape = envs.single_observation_space.shape
+    actions = [to_backend(action, backend) for action in draw_actions(envs.action_space, 6)]
+    for result in play(envs, actions, seed=0):
+        assert result[0].shape == (1, *shape)
+        for array in result[1:-1]:
+            assert array.shape == (1,)
+        info = result[-1]
+        for part in [info, info["final_info"]] if "final_info" in info else [info]:
+            assert part["signal_mask"].shape == (1, shape[0])
+            for name in ("_signal_mask", "snr", "_snr"):
+                assert part[name].shape == (1,)
+        assert as_numpy(result[0]) in envs.observation_space
+    assert len(envs.render()) == 1
+
+
+def seeded_play(kind: str, env_id: str, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Make an environment and 17 actions."""
+    if kind == "single":
+        env = make(env_id, **options, max_steps=15)
+        return env, draw_actions(env.action_space, 17)
+    if kind == "torch":
+        pytest.importorskip("torch")
+    env = native(env_id, 3, **options, max_steps=15, backend=kind)
+    return env, [to_backend(action, kind) for action in draw_actions(env.action_space, 17)]
+
+
+each_kind = pytest.mark.parametrize("kind", ["single", "numpy", "torch"])
+
+
+@each_case
+@each_kind
+@each_seed
+def test_seed_reaches_later_resets(env_id, options, kind, seed):
+    runs = []
+    for _ in range(2):
+        env, _ = seeded_play(kind, env_id, options)
+        runs.append([env.reset(seed=seed), *(env.reset() for _ in range(4))])
+    assert_same(*runs)
+    other, _ = seeded_play(kind, env_id, options)
+    first = as_numpy(runs[0][0][0])
+    assert (first != as_numpy(other.reset(seed=seed + 42)[0])).any()
+
+
+@each_case
+@each_kind
+@each_seed
+def test_seed_leaves_nothing_of_the_past(env_id, options, kind, seed):
+    used, actions = seeded_play(kind, env_id, options)
+    fresh, _ = seeded_play(kind, env_id, options)
+    play(used, actions, seed=99)
+    assert_same(play(used, actions, seed=seed), play(fresh, actions, seed=seed))
+
+
+@each_case
+@each_kind
+def test_episodes_differ(env_id, options, kind):
+    lists = []
+    for _ in range(2):
+        env, _ = seeded_play(kind, env_id, options)
+        resets = [env.reset(seed=5), *(env.reset() for _ in range(49))]
+        lists.append([as_numpy(tokens).tobytes() for tokens, _ in resets])
+    assert lists[0] == lists[1] and len(set(lists[0])) >= 49
+
+
+@each_pettingzoo
+@each_seed
+def test_parallel_view_plays_the_episode_of_single(game, seed):
+    options = {**ONE_AND_THREE[game][1], "max_steps": 20}
+    single, parallel = make(GAMES[game], **options, other_policy=steer), module(game).parallel_env(**options)
+    actions = draw_actions(single.action_space, 20)
+    learner = parallel.possible_agents[0]
+    for episode in range(2):
+        ours, seen = (env.reset(seed=None if episode else seed) for env in (single, parallel))
+        assert_same([ours[0], ours[1]], [part[learner] for part in seen])
+        for action in actions:
+            joint = {agent: steer(tokens[None], 0)[0] for agent, tokens in seen[0].items()}
+            ours, seen = single.step(action), parallel.step({**joint, learner: action})
+            assert_same(list(ours), [part[learner] for part in seen])
+        for field, other in zip(single.state, parallel._episode.state, strict=True):
+            np.testing.assert_array_equal(field, other[0])
+
+
+@each_case
+def test_state_round_trip(env_id, options, backend):
+    source, target = (native(env_id, 3, **options, backend=backend) for _ in range(2))
+    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 10)]
+    play(source, actions, seed=0)
+    state = source.state
+    given = type(state)._make(to_backend(as_numpy(field).copy(), backend) for field in state)
+    target.reset(seed=9, options={"state": given})
+    for field in given:
+        field[...] = 0
+    assert_same(target.state, state)
+    masked = np.array([False, True, False])
+    before = source.state
+    source.reset(seed=3)
+    other = source.state
+    source.reset(options={"state": before, "reset_mask": masked})
+    for field, old, new in zip(source.state, before, other, strict=True):
+        assert_same(field[1], old[1])
+        assert_same(field[0], new[0])
+        assert_same(field[2], new[2])
+
+
+@each_game
+def test_replay_by_number(env_id, backend):
+    envs = native(env_id, 3, backend=backend)
+    starts = [envs.reset(seed=0 if n == 0 else None) for n in range(4)]
+    for n in (3, 0, 2):
+        assert_same(envs.reset(seed=0, options={"episode": n}), starts[n])
+    assert_same(envs.reset(), starts[3])
+    assert [one.tolist() for one in envs.episodes] == [[0, 1, 2], [3, 3, 3]]
+
+
+@each_case
+def test_refused_reset_changes_nothing(env_id, options, backend):
+    envs, untouched = (native(env_id, 3, **options, max_steps=7, backend=backend) for _ in range(2))
+    actions = [to_backend(action, backend) for action in draw_actions(envs.action_space, 20)]
+    for each in (envs, untouched):
+        play(each, actions[:3], seed=0)
+    for wrong in ({"seed": 9, "options": {"episode": -1}}, {"options": {"state": {"what": 1}}}, {"seed": [5, 6, -1]}):
+        with pytest.raises((ValueError, TypeError)):
+            envs.reset(**wrong)
+    assert_same(play(envs, actions[3:]), play(untouched, actions[3:]))
+
+
+@each_case
+def test_snapshot(env_id, options, backend):
+    source, target = (native(env_id, 3, **options, max_steps=7, backend=backend) for _ in range(2))
+    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
+    play(source, actions[:5], seed=0)
+    target.restore(source.snapshot())
+    assert_same(play(target, actions[5:]), play(source, actions[5:]))
+
+
+@each_case
+@each_auto_mode
+def test_returned_arrays_are_the_callers(env_id, options, mode, backend):
+    kept, wiped = (native(env_id, 3, mode, **options, max_steps=4, backend=backend) for _ in range(2))
+    runs = (staggered(kept, 40, backend=backend), staggered(wiped, 40, backend=backend))
+    for t, (ours, other) in enumerate(zip(*runs, strict=True)):
+        assert_same(other, ours, f"result {t}")
+        for array in arrays_in([other, tuple(wiped.state), wiped.episodes]):
+            array[...] = None if array.dtype == object else 1
+
+
+@each_case
+@each_auto_mode
+def test_returned_arrays_share_no_memory(env_id, options, mode, backend):
+    envs = native(env_id, 3, mode, **options, max_steps=2, backend=backend)
+    for result in staggered(envs, 8, backend=backend):
+        arrays = [as_numpy(array) for array in arrays_in(result)]
+        for i, one in enumerate(arrays):
+            assert not any(np.may_share_memory(one, other) for other in arrays[:i])
+
+
+@each_game
+@pytest.mark.parametrize("kind", ["single", "parallel"])
+def test_returned_arrays_of_one_world_are_the_callers(env_id, kind):
+    def run(wipe):
+        if kind == "single":
+            env = make(env_id, max_steps=4)
+            step = env.step
+        else:
+            env = module(next(game for game in GAMES if GAMES[game] == env_id)).parallel_env(max_steps=4)
+            (agent,) = env.possible_agents
+            step = lambda action: env.step({agent: action})  # noqa: E731
+        space = env.action_space if kind == "single" else env.action_space(agent)
+        for t, action in enumerate([None, *draw_actions(space, 4), None, *draw_actions(space, 4)]):
+            result = env.reset(seed=0 if t == 0 else None) if action is None else step(action)
+            yield result
+            if wipe:
+                for array in arrays_in(result):
+                    array[...] = 1
+
+    for ours, other in zip(run(False), run(True), strict=True):
+        assert_same(other, ours)
+
+
+@each_case
+def test_many_worlds(env_id, options, backend):
+    envs = native(env_id, 4096, SAME_STEP, **options, max_steps=2, backend=backend)
+    action = to_backend(envs.action_space.sample(), backend)
+    tokens, _ = envs.reset(seed=0)
+    assert len({row.tobytes() for row in as_numpy(tokens)}) == 4096
+    for _ in range(3):
+        tokens, reward, _, _, _ = envs.step(action)
+        assert as_numpy(tokens) in envs.observation_space and as_numpy(reward).shape == (4096,)
+
+
+# What torch gives beside NumPy.
+
+
+@each_case
+@each_seed
+def test_torch_draws_the_same_numbers(env_id, options, seed):
+    pytest.importorskip("torch")
+    ours, reference = (native(env_id, 40, **options, backend=name) for name in ("torch", "numpy"))
+    for episode in range(3):
+        results = [envs.reset(seed=None if episode else seed) for envs in (ours, reference)]
+        (tokens, info), (expected, told) = results
+        for field, same in zip(ours.state, reference.state, strict=True):
+            np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-6)
+        marker = ours.token_spec.marker
+        np.testing.assert_array_equal(as_numpy(tokens[..., marker]), expected[..., marker])  # roles, so counts too
+        np.testing.assert_array_equal(as_numpy(info["signal_mask"]), told["signal_mask"])
+        np.testing.assert_allclose(as_numpy(info["snr"]), told["snr"], rtol=1e-6)
+
+
+@each_case
+@each_seed
+def test_torch_steps_as_numpy(env_id, options, seed):
+    pytest.importorskip("torch")
+    ours, reference = (native(env_id, 20, **options, backend=name) for name in ("torch", "numpy"))
+    reference.reset(seed=seed)
+    for t, action in enumerate(draw_actions(reference.action_space, 30)):
+        for envs in (ours, reference):  # the number of the episode varies the chance of its first step
+            envs.reset(seed=seed, options={"state": reference.state, "episode": t})
+        for field, same in zip(ours.state, reference.state, strict=True):
+            np.testing.assert_array_equal(as_numpy(field), same)
+        results = ours.step(to_backend(action, "torch")), reference.step(action)
+        for field, same in zip(results[0][:4], results[1][:4], strict=True):
+            np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-5)
+
+
+def devices() -> list[str]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return []
+    return ["cpu", "cpu:0", *(["cuda", "cuda:0"] if torch.cuda.is_available() else [])]
+
+
+@each_case
+@pytest.mark.parametrize("device", devices())
+def test_torch_types_and_devices(env_id, options, device):
+    torch = pytest.importorskip("torch")
+    envs = native(env_id, 2, SAME_STEP, **options, max_steps=2, backend="torch", device=device)
+    tokens, info = envs.reset(seed=0)
+    assert tokens.device.type == torch.device(device).type
+    actions = [to_backend(action, "torch").to(device) for action in draw_actions(envs.action_space, 4)]
+    for action in actions:
+        tokens, reward, terminated, truncated, info = envs.step(action)
+        assert tokens.dtype == reward.dtype == info["snr"].dtype == torch.float32
+        assert terminated.dtype == truncated.dtype == info["signal_mask"].dtype == info["_snr"].dtype == torch.bool
+        given = arrays_in([tokens, reward, terminated, truncated, info, tuple(envs.state)])
+        assert {array.device for array in given} == {tokens.device}
+
+
+@each_case
+def test_torch_builds_no_graph(env_id, options):
+    torch = pytest.importorskip("torch")
+    envs = native(env_id, 2, **options, backend="torch")
+    if not envs.core.continuous_actions:
+        pytest.skip("integers have no gradient")
+    envs.reset(seed=0)
+    tokens, reward, *_ = envs.step(torch.full((2, 5), 0.5, requires_grad=True))
+    assert not tokens.requires_grad and not reward.requires_grad
+
+
+@each_case
+def test_torch_keeps_its_types_whatever_the_action(env_id, options):
+    torch = pytest.importorskip("torch")
+    envs = native(env_id, 2, **options, backend="torch")
+    kinds = ("float64", "float16") if envs.core.continuous_actions else ("int32", "uint8")
+    for kind in kinds:
+        envs.reset(seed=0)
+        for _ in range(2):
+            tokens, reward, *_ = envs.step(to_backend(envs.action_space.sample(), "torch").to(getattr(torch, kind)))
+            assert tokens.dtype == reward.dtype == torch.float32
+            assert {field.dtype for field in envs.state} == {torch.float32}
