@@ -28,7 +28,7 @@ wheel: $(VENV)/dev
 	$(BIN)/python -m build --wheel
 	$(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/python -m pip install --quiet dist/*.whl pytest
-	cd build && wheel/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/wheel_test.py
+	cd build && wheel/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/installed_wheel.py
 
 benchmark: $(VENV)/dev
 	$(BIN)/python benchmarks/env_speed.py

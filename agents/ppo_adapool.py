@@ -297,9 +297,7 @@ class Agent(nn.Module):
     start alike.
     """
 
-    def __init__(
-        self, args: Args, spec: TokenSpec, action_space: gymnasium.Space[Any], generator: torch.Generator
-    ) -> None:
+    def __init__(self, args: Args, spec: TokenSpec, action_space: Any, generator: torch.Generator) -> None:
         """Make the network for tokens of `spec` and actions of a Box or Discrete space."""
         super().__init__()
         self.spec, self.log_std_range = spec, (args.log_std_min, args.log_std_max)
@@ -330,7 +328,7 @@ class Agent(nn.Module):
             generator=torch.Generator().manual_seed(args.seed),
         )
 
-    def encode(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Embed tokens (B, N, D): embeddings (B, N, H) and the mask of real ones (B, N)."""
         mask = self.spec.mask(tokens)
         if self.spec.roles:
@@ -520,7 +518,7 @@ def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
 
 def film(agent: Agent, args: Args) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pooling."""
-    env = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
+    env: Any = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
     tokens, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
     frames, ended = [], False
     agent.eval()

@@ -14,12 +14,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from noisy_envs.cores.simple_centroid import SimpleCentroid, State
+from noisy_envs.options import highest
 from noisy_envs.randomness import episode_key, uniforms
 
 
@@ -36,7 +38,7 @@ def rule_book(core: SimpleCentroid) -> Callable[..., Any]:
 
 def hand_written(core: SimpleCentroid) -> Callable[..., Any]:
     """Return the step as plain torch, fixed to one agent, no padding, no contacts, continuous actions."""
-    signal = core.num_signal
+    signal = highest(core.num_signal)
 
     def step(state: State, role: Any, speed: Any, action: Any) -> Any:
         position, velocity = state.mover[..., :2], state.mover[..., 2:]
@@ -80,7 +82,8 @@ def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float 
     for _ in range(3):
         run()
     sync()
-    count, figures = 1, []
+    count = 1
+    figures: list[float] = []
     while len(figures) < repeats:
         start = time.perf_counter()
         for _ in range(count):
@@ -117,7 +120,7 @@ def main() -> None:
     def on_device_by_hand() -> tuple[Any, ...]:
         state, _, _, actions = on_device()
         role = core.observation(state)[:1, :, 4:]
-        speed = torch.tensor([5.0] + [2.0] * core.num_signal, device=args.device)[None, :, None]
+        speed = torch.tensor([5.0] + [2.0] * highest(core.num_signal), device=args.device)[None, :, None]
         return state, role.clone(), speed, actions
 
     runs: dict[str, Callable[[], Any]] = {}
@@ -126,8 +129,8 @@ def main() -> None:
         ("hand-written", hand_written(core), on_device_by_hand()),
     ):
         compiled = torch.compile(step, fullgraph=True)
-        runs[f"{name}, eager"] = lambda step=step, inputs=inputs: step(*inputs)
-        runs[f"{name}, compiled"] = lambda step=compiled, inputs=inputs: step(*inputs)
+        runs[f"{name}, eager"] = partial(step, *inputs)
+        runs[f"{name}, compiled"] = partial(compiled, *inputs)
         if args.device == "cuda":
             runs[f"{name}, eager in a CUDA graph"] = captured(step, tuple(inputs))
             compiled(*inputs)

@@ -65,7 +65,7 @@ def play_reference(
     check_choice("policy", policy, envs.core.policies)
     envs.reset(seed=seed)
     random = np.random.default_rng(seed)
-    shape = (episodes, envs.core.num_agents, *envs.single_action_space.shape)
+    shape = (episodes, envs.core.num_agents, *(envs.single_action_space.shape or ()))
     total, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         u = random.random(shape, dtype=np.float32)

@@ -188,8 +188,14 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
     axes.plot(steps, returns, color="#142caa", marker=".", label="training, mean over episodes")
     axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
-    span = oracle - random
-    score = axes.secondary_yaxis("right", functions=(lambda y: (y - random) / span, lambda s: random + s * span))
+
+    def to_score(y: Any) -> Any:
+        return (y - random) / (oracle - random)
+
+    def to_return(score: Any) -> Any:
+        return random + score * (oracle - random)
+
+    score = axes.secondary_yaxis("right", functions=(to_score, to_return))
     score.set_ylabel("normalised score")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.grid(alpha=0.25)

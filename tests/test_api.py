@@ -90,12 +90,13 @@ def test_pettingzoo_checkers(game, index, continuous):
 def length_of(env: gymnasium.Env) -> int:
     """Play one episode to its end, which must be its time limit."""
     env.reset(seed=0)
-    action, steps, truncated = still(env.action_space), 0, False
-    while not truncated:
+    action = still(env.action_space)
+    for steps in range(1, 1001):
         _, _, terminated, truncated, _ = env.step(action)
         assert not terminated
-        steps += 1
-    return steps
+        if truncated:
+            return steps
+    raise AssertionError("no end")
 
 
 def ends_of(envs: gymnasium.vector.VectorEnv, steps: int) -> list[int]:
@@ -143,7 +144,7 @@ def test_agents_leave_and_return(game):
     assert env.agents == [] and len(everyone) == 3
     for _ in range(2):
         env.reset(seed=0)
-        assert env.agents == everyone
+        assert env.agents == everyone and env.agents is not env.possible_agents
         for action in joint(env, 2):
             assert set(env.step(action)[0]) == set(everyone)
         assert env.agents == [] and env.possible_agents == everyone
@@ -165,7 +166,7 @@ def test_return_equal_in_every_view(game, seed):
     parallel = module(game).parallel_env(**options)
     observations, _ = parallel.reset(seed=seed)
     expected = dict.fromkeys(parallel.possible_agents, 0.0)
-    while parallel.agents:
+    for _ in range(7):
         observations, rewards, *_ = parallel.step({agent: act(seen) for agent, seen in observations.items()})
         for agent, reward in rewards.items():
             expected[agent] += reward
@@ -173,7 +174,7 @@ def test_return_equal_in_every_view(game, seed):
     aec = module(game).env(**options)
     aec.reset(seed=seed)
     total = dict.fromkeys(aec.possible_agents, 0.0)
-    for agent in aec.agent_iter():
+    for agent in aec.agent_iter(max_iter=100):
         tokens, reward, terminated, truncated, _ = aec.last()
         total[agent] += reward
         aec.step(None if terminated or truncated else act(tokens))
@@ -181,9 +182,9 @@ def test_return_equal_in_every_view(game, seed):
 
     single = make(GAMES[game], **options, other_policy=steer)
     tokens, _ = single.reset(seed=seed)
-    total_return, truncated = 0.0, False
-    while not truncated:
-        tokens, reward, _, truncated, _ = single.step(act(tokens))
+    total_return = 0.0
+    for _ in range(7):
+        tokens, reward, *_ = single.step(act(tokens))
         total_return += reward
     assert total_return == expected[parallel.possible_agents[0]] != 0
 
@@ -454,6 +455,7 @@ def test_bad_actions_in_torch_vector(env_id, options):
         with pytest.raises(ValueError, match="of world 1"):
             envs.step(bad)
     assert_same(envs.step(good), trusting.step(good))
+    trusting.step(bad)  # unless asked, nobody waits for the device
 
 
 @each_control
@@ -674,9 +676,9 @@ def test_vector_frames_are_those_of_single(env_id, backend):
             frames = envs.render()
             assert len(frames) == 3
             for env, frame in zip(singles, frames, strict=True):
-                # equal but for the last digit of a particle's place on torch
-                close = np.isclose(frame.astype(int), env.render().astype(int), atol=0 if backend == "numpy" else 8)
-                assert frame.dtype == np.uint8 and close.mean() > (0.999 if backend == "torch" else 1 - 1e-12)
+                # on torch a particle may lie a last digit beside, which shades a pixel
+                alike = np.isclose(frame.astype(int), env.render().astype(int), atol=0 if backend == "numpy" else 8)
+                assert frame.dtype == np.uint8 and alike.mean() >= (1 if backend == "numpy" else 0.999)
         envs.step(to_backend(batch, backend))
         for env, action in zip(singles, batch, strict=False):
             if env._episode.truncated:

@@ -135,6 +135,5 @@ def test_dtype_is_kept(options, action_dtype, dtype, backend):
 
 
 @each_backend
-@pytest.mark.xfail(strict=True, reason="float64 actions turn a float32 state into float64")
 def test_dtype_is_kept_whatever_the_action_is(backend):
     assert one_step({}, backend, "float32", action_dtype="float64") == {"float32"}

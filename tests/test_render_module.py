@@ -74,7 +74,7 @@ def run_clean(code: str, expect: int = 0, driver: str | None = None) -> str:
     command = [sys.executable, "-W", "error", "-c", script]
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     env = kept | ({"SDL_VIDEODRIVER": driver} if driver else {})
-    ran = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, check=False, env=env, cwd=root, capture_output=True, text=True, timeout=60)
     assert ran.returncode == expect, ran.stderr
     return ran.stdout
 

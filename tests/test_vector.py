@@ -263,7 +263,7 @@ def test_world_does_not_depend_on_resets_of_others(env_id, options, mode):
             assert alone[3].all()
             calm.reset()
         mask = among[3] & (mode is DISABLED)
-        mask[1 + t % 2] |= t % 3 == 0
+        mask[1 + t % 2] |= t % 5 == 0
         if mask.any():
             busy.reset(seed=[None, 5, t], options={"reset_mask": mask})
     assert calm.episodes[1][0] == busy.episodes[1][0] > 3
@@ -353,6 +353,16 @@ def test_parallel_view_plays_the_episode_of_single(game, seed):
             assert_same(list(ours), [part[learner] for part in seen])
         for field, other in zip(single.state, parallel._episode.state, strict=True):
             np.testing.assert_array_equal(field, other[0])
+
+
+@each_pettingzoo
+@each_seed
+def test_function_gets_the_chance_of_its_agent(game, seed):
+    runs = []
+    for policy in ("random", lambda tokens, u: u):
+        envs = native(GAMES[game], 3, **ONE_AND_THREE[game][1], other_policy=policy, max_steps=6)
+        runs.append((play(envs, draw_actions(envs.action_space, 10), seed=seed), envs.state))
+    assert_same(*runs)
 
 
 @each_case

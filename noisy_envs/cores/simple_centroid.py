@@ -35,6 +35,7 @@ AGENT_RADIUS, AGENT_ACCEL, AGENT_SPEED = 0.075, 5.0, 5.0
 SIGNAL_RADIUS, SIGNAL_ACCEL, SIGNAL_SPEED = 0.05, 1.0, 2.0
 NOISE_RADIUS = 0.05
 START_SPEED = 2.0  # each component of a starting velocity is U(-2, 2)
+FASTEST = max(AGENT_SPEED, SIGNAL_SPEED, START_SPEED) * (1 + 1e-6)  # of a component; a clipped speed is rounded
 
 
 class State(NamedTuple):
@@ -195,7 +196,7 @@ class SimpleCentroid:
     def observation_bounds(self) -> tuple[list[float], list[float]]:
         """Lowest and highest value of each feature, finite, for any state that `arrange` admits, played on."""
         place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
-        speed = 2 * max(AGENT_SPEED, SIGNAL_SPEED, START_SPEED) / self.observation_scale
+        speed = 2 * FASTEST / self.observation_scale
         return [-place, -place, -speed, -speed, ABSENT], [place, place, speed, speed, NOISE]
 
     def initial(self, u: tuple[Array, ...]) -> State:
@@ -273,15 +274,16 @@ class SimpleCentroid:
         check_fields("state", given, required=("position",), known=("position", "velocity", "num_signal", "num_noise"))
         shape = (*batch, self.num_entities, 2)
         position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
-        fastest = max(AGENT_SPEED, SIGNAL_SPEED, START_SPEED)
-        velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=fastest)
+        velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=FASTEST)
         counts = []
         for name in ("num_signal", "num_noise"):
             allowed = getattr(self, name)
-            count = np.broadcast_to(as_numpy(given.get(name, highest(allowed))), batch)
+            count = as_numpy(given.get(name, highest(allowed)))
+            if count.dtype.kind not in "iu" or count.shape not in ((), batch):
+                raise TypeError(f"state: {name}={count}: must be integers of shape () or {batch}")
             if (count < lowest(allowed)).any() or (count > highest(allowed)).any():
-                raise ValueError(f"state: {name}={count} must be within {lowest(allowed)} … {highest(allowed)}")
-            counts.append(count.reshape(-1, 1))
+                raise ValueError(f"state: {name}={count}: must be within {lowest(allowed)} … {highest(allowed)}")
+            counts.append(np.broadcast_to(count, batch).reshape(-1, 1))
         rows = (-1, self.num_entities, 2)
         return self.arrange(position.reshape(rows), velocity.reshape(rows), counts[0], counts[1])
 
@@ -296,6 +298,7 @@ class SimpleCentroid:
     def push(self, state: State, force: Array) -> State:
         """Move by the forces (B, M, 2) that the movers apply, in newton, and by contacts."""
         xp = namespace(force)
+        force = xp.astype(force, state.mover.dtype, copy=False)
         for (rows, radius), (other, radius_of_other) in self._contacts:
             bodies = xp.concat([state.mover, state.landmark], axis=1)[..., :2]
             present = state.role[:, other] != ABSENT

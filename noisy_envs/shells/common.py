@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,14 @@ from gymnasium import spaces
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores import Core
-from noisy_envs.options import is_int
+from noisy_envs.options import check_count, is_int
 from noisy_envs.randomness import MAX_SEED
 
 
-@cache
 def observation_box(core: Core) -> spaces.Box:
-    """Return the space of one agent's tokens, (N, D) float32, finite."""
-    low, high = (
-        np.tile(np.array(bound, np.float32), (core.token_spec.num_tokens, 1)) for bound in core.observation_bounds
-    )
+    """Return a new space of one agent's tokens, (N, D) float32, finite; new, since a space holds a generator."""
+    rows = (core.token_spec.num_tokens, 1)
+    low, high = (np.tile(np.array(bound, np.float32), rows) for bound in core.observation_bounds)
     return spaces.Box(low, high, dtype=np.float32)
 
 
@@ -64,6 +61,14 @@ def check_seed(seed: Any) -> int:
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed={seed!r}: must be from 0 to {MAX_SEED}")
     return int(seed)
+
+
+def check_episode(number: Any) -> int | None:
+    """Return the option `episode`, a number from 0, or None where it is not given."""
+    if number is None:
+        return None
+    check_count("episode", number, minimum=0, may_be_range=False)
+    return int(number)
 
 
 def follow(core: Core, state: Any, action: Array, u: Array) -> Array:

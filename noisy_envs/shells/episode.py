@@ -9,9 +9,9 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
-from noisy_envs.options import check_choice, check_count
+from noisy_envs.options import check_choice
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells.common import check_seed, fresh_seed
+from noisy_envs.shells.common import check_episode, check_seed, fresh_seed
 
 RENDER_MODES = ("human", "rgb_array")
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
@@ -50,20 +50,20 @@ class Episode:
         """
         self.check_open()
         options = options or {}
+        # all checks come first: a refused reset changes nothing
+        given = options.get("state")
+        state = None if given is None else self.core.admit(given, ())
+        number = check_episode(options.get("episode"))
         if seed is None and self.seed is not None:
-            self.number += 1
+            seed, following = self.seed, self.number + 1
         else:
-            self.seed = fresh_seed() if seed is None else check_seed(seed)
-            self.number = 0
-        if options.get("episode") is not None:
-            check_count("episode", options["episode"], minimum=0, may_be_range=False)
-            self.number = int(options["episode"])
+            seed, following = fresh_seed() if seed is None else check_seed(seed), 0
+        self.seed, self.number = seed, following if number is None else number
         self.clock, self.total_return = 0, 0.0
         self._key = episode_key(np.array([self.seed]), np.array([self.number]))
-        if options.get("state") is not None:
-            self.state = self.core.admit(options["state"], ())
-        else:
-            self.state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
+        if state is None:
+            state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
+        self.state = state
 
     def advance(self, action: Array) -> list[float]:
         """Play one step of the joint action (1, A, ...) and return the rewards (A,)."""

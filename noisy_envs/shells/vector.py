@@ -16,7 +16,7 @@ from noisy_envs.cores import Core
 from noisy_envs.options import build, check_choice, check_count, check_flag
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 from noisy_envs.registry import CORES
-from noisy_envs.shells.common import action_space, check_seed, follow, fresh_seed, observation_box
+from noisy_envs.shells.common import action_space, check_episode, check_seed, follow, fresh_seed, observation_box
 from noisy_envs.tokens import TokenSpec
 
 
@@ -100,7 +100,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if backend == "torch":
             import torch
 
-            self.device = torch.device(device or "cpu")
+            self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
         self.single_observation_space = observation_box(self.core)
         self.single_action_space = action_space(self.core)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -154,8 +154,14 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         options = options or {}
         mask = self._reset_mask(options.get("reset_mask"))
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._reseed(seed, rows, options.get("episode"))
-        self._begin(rows, options.get("state"))
+        # all checks come first: a refused reset changes nothing
+        if self._state is None and mask is not None:
+            raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
+        given = options.get("state")
+        state = None if given is None else self.core.admit(given, (self.num_envs,))
+        seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
+        self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
+        self._begin(rows, state)
         tokens = self.core.observation(self._state)
         self._signal_mask = self.core.signal_mask(tokens)
         return tokens, self._info(tokens, self._array(np.isin(np.arange(self.num_envs), rows)))
@@ -245,43 +251,36 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             self._step = torch.compile(play, fullgraph=True)
         return self._step(self.core, *inputs)
 
-    def _reseed(self, seed: int | Sequence[int | None] | None, rows: np.ndarray, number: int | None) -> None:
-        """Set seeds and numbers of the episodes that `rows` begin."""
-        if seed is None:
-            base = fresh_seed() if (self._seeds[rows] < 0).any() else 0
-            seeds: Sequence[int | None] = [None] * self.num_envs
-            unseeded = base + np.arange(self.num_envs)
-        elif isinstance(seed, Sequence):
+    def _next_episodes(
+        self, seed: int | Sequence[int | None] | None, number: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return seeds and numbers (B,) of the episodes that a reset of all worlds would begin."""
+        if isinstance(seed, Sequence):
             if len(seed) != self.num_envs:
                 raise ValueError(f"seed: {len(seed)} seeds given, must be num_envs={self.num_envs}")
-            seeds = seed
-            unseeded = np.array([fresh_seed() if one is None else check_seed(one) for one in seed])
+            given = np.array([one is not None for one in seed])
+            fresh = np.array([fresh_seed() if one is None else check_seed(one) for one in seed])
         else:
-            if check_seed(seed) > MAX_SEED - self.num_envs:
+            base = fresh_seed() if seed is None else check_seed(seed)
+            if base > MAX_SEED - self.num_envs:
                 raise ValueError(f"seed={seed}: must be at most {MAX_SEED - self.num_envs} for {self.num_envs} worlds")
-            seeds = range(self.num_envs)
-            unseeded = seed + np.arange(self.num_envs)
-        anew = np.array([one is not None for one in seeds]) | (self._seeds < 0)
-        self._numbers[rows] = np.where(anew, 0, self._numbers + 1)[rows]
-        self._seeds[rows] = np.where(anew, unseeded, self._seeds)[rows]
-        if number is not None:
-            check_count("episode", number, minimum=0, may_be_range=False)
-            self._numbers[rows] = number
+            given = np.full(self.num_envs, seed is not None)
+            fresh = base + np.arange(self.num_envs)
+        anew = given | (self._seeds < 0)
+        numbers = np.where(anew, 0, self._numbers + 1) if number is None else np.full(self.num_envs, number)
+        return np.where(anew, fresh, self._seeds), numbers
 
-    def _begin(self, rows: np.ndarray, given: Any = None) -> None:
+    def _begin(self, rows: np.ndarray, admitted: Any = None) -> None:
         """Start the episodes `_seeds`, `_numbers` in the worlds `rows`."""
         key = self._array(episode_key(self._seeds[rows], self._numbers[rows]))
         clock = namespace(key).zeros_like(key[:, 0])
-        if given is None:
+        if admitted is None:
             state = self.core.initial(uniforms(key, clock, self.core.start_draws))
         else:
-            admitted = self.core.admit(given, (self.num_envs,))
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
         if len(rows) == self.num_envs:
             self._state, self._key, self._clock = state, key, clock
             self._returns = np.zeros(self.num_envs)
-        elif self._state is None:
-            raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
         else:
             places = self._array(rows)
             fields = zip(self._state, state, strict=True)
@@ -329,9 +328,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             final_obs = np.full(self.num_envs, None, dtype=object)
             for i in np.flatnonzero(ended):
                 final_obs[i] = tokens[i].copy()
-        final_info = self._info(tokens, ended)
-        masks = {"_final_obs": ended, "_final_info": namespace(ended).asarray(ended, copy=True)}
-        return {"final_obs": final_obs, "final_info": final_info} | masks
+        ended, again, info_ended = (namespace(tokens).asarray(ended, copy=True) for _ in range(3))
+        final_info = self._info(tokens, info_ended)
+        return {"final_obs": final_obs, "_final_obs": ended, "final_info": final_info, "_final_info": again}
 
     def _array(self, array: np.ndarray) -> Array:
         """Move a NumPy array to the backend."""
@@ -357,14 +356,17 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             actions = np.asarray(actions, dtype=np.float32 if core.continuous_actions else None)
             good_type = core.continuous_actions or actions.dtype.kind in "iu"
         else:
+            kind = "real floating" if core.continuous_actions else "integral"
             good_type = getattr(actions, "device", None) == self.device and (
-                actions.is_floating_point() == core.continuous_actions and not actions.is_complex()
+                namespace(actions).isdtype(actions.dtype, kind)
             )
         if not good_type or tuple(actions.shape) != shape:
             kind = "float" if core.continuous_actions else "integer"
             where = f" on {self.device}" if self.backend == "torch" else ""
             got = f"{getattr(actions, 'dtype', type(actions))} {tuple(getattr(actions, 'shape', ()))}"
             raise ValueError(f"actions: {got} must be {kind} {shape}{where}")
+        if self.backend == "torch":  # float32 whatever comes, and no graph of gradients that grows with each step
+            actions = actions.detach().float() if core.continuous_actions else actions.detach().long()
         if self.check_actions:
             self._check_values(actions)
         return actions
