@@ -557,7 +557,7 @@ def test_how_far_out_is_admitted(options, farthest):
     core = SimpleCentroid(**options)
     position = np.full((core.num_entities, 2), farthest)
     core.admit({"position": position - 1e-3}, ())
-    with pytest.raises(ValueError, match="position: .* must be within"):
+    with pytest.raises(ValueError, match=r"position: .* must be within"):
         core.admit({"position": -position - 1e-3}, ())
 
 
@@ -579,14 +579,9 @@ GOOD = np.zeros((8, 2))
         ({}, {"position": GOOD, "num_noise": 3}, ValueError, "num_noise=3: must be within 4 … 4"),
         ({"num_noise": (2, 4)}, {"position": GOOD, "num_noise": 1}, ValueError, "num_noise=1: must be within 2 … 4"),
         ({"num_signal": (1, 3)}, {"position": GOOD, "num_signal": 4}, ValueError, "num_signal=4: must be .* 1 … 3"),
-        ({}, {"position": GOOD, "num_signal": np.nan}, (TypeError, ValueError), "num_signal=nan"),
-        (
-            {"num_signal": (1, 3)},
-            {"position": GOOD, "num_signal": 1.5},
-            (TypeError, ValueError),
-            "num_signal=1.5",
-        ),
-        ({}, {"position": GOOD, "num_noise": [4, 4]}, ValueError, "num_noise"),
+        ({}, {"position": GOOD, "num_signal": np.nan}, TypeError, "num_signal=nan"),
+        ({"num_signal": (1, 3)}, {"position": GOOD, "num_signal": 1.5}, TypeError, "num_signal=1.5"),
+        ({}, {"position": GOOD, "num_noise": [4, 4]}, (TypeError, ValueError), "num_noise"),
         ({}, {"position": GOOD, "num_noise": None}, TypeError, "num_noise"),
     ],
 )

@@ -279,8 +279,10 @@ class SimpleCentroid:
         for name in ("num_signal", "num_noise"):
             allowed = getattr(self, name)
             count = as_numpy(given.get(name, highest(allowed)))
-            if count.dtype.kind not in "iu" or count.shape not in ((), batch):
-                raise TypeError(f"state: {name}={count}: must be integers of shape () or {batch}")
+            if count.dtype.kind not in "iu":
+                raise TypeError(f"state: {name}={count}: must be of integers")
+            if count.shape not in ((), batch):
+                raise ValueError(f"state: {name}={count}: shape {count.shape} must be () or {batch}")
             if (count < lowest(allowed)).any() or (count > highest(allowed)).any():
                 raise ValueError(f"state: {name}={count}: must be within {lowest(allowed)} … {highest(allowed)}")
             counts.append(np.broadcast_to(count, batch).reshape(-1, 1))

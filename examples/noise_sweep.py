@@ -1,0 +1,11 @@
+"""How far is random play from the oracle as noise grows? python examples/noise_sweep.py."""
+
+from noisy_envs.reference import play_reference
+
+for num_noise in (0, 4, 12, 28, 60):
+    options = {"num_noise": num_noise}
+    random, oracle = (
+        play_reference("noisy_envs/SimpleCentroid-v0", policy, episodes=200, options=options).mean()
+        for policy in ("random", "oracle")
+    )
+    print(f"{num_noise:3d} noise entities: random {random:.3f}, oracle {oracle:.3f}")
