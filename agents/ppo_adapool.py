@@ -47,7 +47,7 @@ class Args:
     """where worlds and network live: cpu, cuda, cuda:1, …"""
     threads: int = 2
     """torch's CPU threads; results repeat exactly only with the same number"""
-    total_timesteps: int = 393_216
+    total_timesteps: int = 262_144
     """steps to train for, in all worlds together"""
     num_envs: int = 64
     """worlds that play at once"""
