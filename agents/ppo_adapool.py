@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from noisy_envs import runs
+from noisy_envs import ENVIRONMENTS, runs
 from noisy_envs.reference import reference_returns
 from noisy_envs.tokens import TokenSpec
 
@@ -45,8 +46,8 @@ class Args:
     """of weights, worlds, actions and minibatches"""
     device: str = "cpu"
     """where worlds and network live: cpu, cuda, cuda:1, …"""
-    threads: int = 2
-    """torch's CPU threads; results repeat exactly only with the same number"""
+    threads: int = 1
+    """torch's CPU threads; more help little with networks so small, and much less on cores that others use too"""
     total_timesteps: int = 262_144
     """steps to train for, in all worlds together"""
     num_envs: int = 64
@@ -122,6 +123,14 @@ PAPER_CENTROID = Args(
     clip_coef=0.2, ent_coef=0.0, vf_coef=0.05, kl_coef=0.0, max_grad_norm=10.0,
 )  # fmt: skip
 PAPER = {f"noisy_envs/SimpleCentroid-{sizes}-v0": PAPER_CENTROID for sizes in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")}
+
+
+# lowest and highest value of the settings that are not whole numbers from 1
+LIMITS = {
+    "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
+    "ent_coef": (0, math.inf), "vf_coef": (0, math.inf), "kl_coef": (0, math.inf), "kl_target": (1e-9, math.inf),
+    "max_grad_norm": (1e-9, math.inf), "init_std": (0, math.inf), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+}  # fmt: skip
 
 
 class Dropout(nn.Module):
@@ -545,9 +554,19 @@ def parse(argv: Sequence[str]) -> Args:
         saved = runs.load_checkpoint(args.resume / "checkpoint.pt")["args"]
         paths = {"run_dir": Path(saved["run_dir"]), "resume": args.resume}
         return Args(**{**saved, **paths})
-    for name in ("num_envs", "num_steps", "update_epochs", "eval_episodes", "save_every", "num_layers", "num_heads"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name}={getattr(args, name)}: must be at least 1")
+    check(args)
+    return args
+
+
+def check(args: Args) -> None:
+    """Raise ValueError, naming the setting, its value and what is allowed."""
+    if args.env_id not in ENVIRONMENTS:
+        raise ValueError(f"env_id={args.env_id!r}: must be one of {', '.join(ENVIRONMENTS)}")
+    for field in dataclasses.fields(Args):
+        value = getattr(args, field.name)
+        lowest, highest = LIMITS.get(field.name, (0 if field.name == "seed" else 1, math.inf))
+        if type(value) in (int, float) and not lowest <= value <= highest:  # NaN fails too
+            raise ValueError(f"{field.name}={value}: must be from {lowest} to {highest}")
     if args.total_timesteps < args.num_envs * args.num_steps:
         raise ValueError(f"total_timesteps={args.total_timesteps}: less than one update, num_envs * num_steps")
     if not 2 <= args.minibatch_size <= args.num_envs * args.num_steps:
@@ -556,7 +575,10 @@ def parse(argv: Sequence[str]) -> Args:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
     if args.attention_scale not in ("head", "hidden"):
         raise ValueError(f"attention_scale={args.attention_scale!r}: must be 'head' or 'hidden'")
-    return args
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={args.device!r}: {str(error).splitlines()[0]}") from None
 
 
 class Trainer:
@@ -568,7 +590,8 @@ class Trainer:
         self.references = reference_returns(args.env_id)
         self.envs, self.tokens = make_envs(args, args.num_envs, "train")
         weights = torch.Generator().manual_seed(args.seed)
-        self.agent = Agent(args, self.envs.token_spec, self.envs.single_action_space, weights).to(args.device)
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global state, before ours replace it
+            self.agent = Agent(args, self.envs.token_spec, self.envs.single_action_space, weights).to(args.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), args.learning_rate, eps=1e-5)
         self.generator = torch.Generator(args.device).manual_seed(args.seed)
         self.agent.dropout_generator.manual_seed(args.seed)
@@ -639,30 +662,45 @@ class Trainer:
         }
 
     def train(self) -> list[dict[str, float]]:
-        """Play and learn until the end, saving on the way; an interruption saves too. Returns the log."""
-        args = self.args
-        metrics = None
-        bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
-                   mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True)  # fmt: skip
+        """Play and learn until the end, saving on the way. Returns the log.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, once the update in hand is done and saved; a second one stops at once.
+        """
+        args, size = self.args, self.args.num_envs * self.args.num_steps
+        metrics, stopping = None, False
+
+        def stop(*_: Any) -> None:
+            nonlocal stopping
+            stopping = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, stop)
+        bar = tqdm(
+            total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
+            mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True,
+        )  # fmt: skip
         try:
-            while self.step + args.num_envs * args.num_steps <= args.total_timesteps:
+            while self.step + size <= args.total_timesteps and not stopping:
                 log = self.iterate()
                 if metrics is None:
-                    started = self.step - args.num_envs * args.num_steps
-                    metrics = runs.Metrics(self.folder, tuple(log), resume_at=started or None)
+                    metrics = runs.Metrics(self.folder, tuple(log), resume_at=self.step - size or None)
                     metrics.note("settings", vars(args) | runs.versions())
                 metrics.add(self.step, log)
                 bar.set_postfix_str(
                     f"return {log['charts/episodic_return']:.3f}, score {log['charts/normalized_score']:.2f}", False
                 )
-                bar.update(args.num_envs * args.num_steps)
+                bar.update(size)
                 if self.updates % args.save_every == 0:
                     self.save()
         finally:
+            signal.signal(signal.SIGINT, before)
             bar.close()
             if metrics is not None:
                 metrics.close()
         self.save()
+        if stopping:
+            raise KeyboardInterrupt
         return metrics.rows if metrics is not None else runs.read_metrics(self.folder / "metrics.csv")
 
     def finish(self, rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -708,6 +746,8 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
         rows = trainer.train()
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
+    except FloatingPointError as error:
+        raise SystemExit(f"error: {error}") from None
     summary = trainer.finish(rows)
     low, high = summary["score_95"]
     print(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from noisy_envs.arrays import as_numpy
 
+LARGEST = 1e30  # of a real option: float32 holds it, and what is computed from it
 Count = int | tuple[int, int]  # a number, or the lowest and highest of a range, both included
 
 
@@ -47,10 +47,10 @@ def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True) 
 
 def check_number(name: str, value: Any, minimum: float | None = None, above: float | None = None) -> None:
     """Raise unless `value` is a finite number within the limit."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r}: must be a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r}: must be finite")
+    if not abs(value) <= LARGEST:  # NaN fails too
+        raise ValueError(f"{name}={value!r}: must be finite, and at most {LARGEST:g}")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name}={value!r}: must be at least {minimum}")
     if above is not None and value <= above:
@@ -71,19 +71,24 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 def check_policy(name: str, value: Any, names: tuple[str, ...]) -> None:
     """Raise unless `value` is a function or the name of a reference policy."""
-    if not callable(value) and value not in names:
+    if not callable(value) and not (isinstance(value, str) and value in names):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, names))}, or a function")
 
 
 def check_array(name: str, value: Any, shape: tuple[int, ...], limit: float) -> np.ndarray:
     """Return `value` as float32, or raise unless it has the shape and each number lies within ±limit."""
-    array = as_numpy(value).astype(np.float32)
+    try:
+        array = as_numpy(value)
+    except ValueError:
+        raise ValueError(f"{name}: must be numbers of shape {shape}") from None
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: {array.dtype} must be numbers")
     if array.shape != shape:
         raise ValueError(f"{name}: shape {array.shape} must be {shape}")
     if not (np.abs(array) <= limit).all():  # NaN fails too
         worst = array[~(np.abs(array) <= limit)][0]
         raise ValueError(f"{name}: {worst} must be within -{limit:g} … {limit:g}")
-    return array
+    return array.astype(np.float32)
 
 
 def check_fields(name: str, value: Any, required: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -108,13 +113,13 @@ def build(core: type, options: dict[str, Any]) -> Any:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise TypeError(f"unknown option {option!r}: {hint}allowed are {', '.join(known)}")
-    return core(**{option: _plain(value) for option, value in options.items()})
+    return core(**options)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn lists into tuples and NumPy scalars into Python's, so that a core stays hashable."""
     if isinstance(value, list):
         value = tuple(value)
     if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
+        return tuple(plain(item) for item in value)
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value

@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
         "noisy_envs": noisy_envs.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "gymnasium": gymnasium.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads",
     }

@@ -87,13 +87,16 @@ def test_each_input_bit_moves_half_of_the_output(coordinate):
 
 
 def test_mixer_is_one_to_one():
-    x = np.concatenate([MANY, MASK - MANY])
+    x = np.concatenate([MANY, MANY ^ 1 << 31, MASK - MANY])
     mixed = _mix(x)
     assert mixed.min() >= 0 and mixed.max() <= MASK and len(np.unique(mixed)) == len(x)
 
 
-def test_a_million_episodes_have_different_keys():
-    key = episode_key(np.repeat(np.arange(1000), 1000), np.tile(np.arange(1000), 1000))
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_million_episodes_have_different_keys(scattered):
+    """With 32 bits alone about a hundred pairs of scattered seeds would share theirs."""
+    seed, episode = np.repeat(np.arange(1000), 1000), np.tile(np.arange(1000), 1000)
+    key = episode_key(np.random.default_rng(0).integers(MAX_SEED, size=len(seed)) if scattered else seed, episode)
     assert key.shape == (1_000_000, 2) and key.min() >= 0 and key.max() <= MASK
     assert len(np.unique(key[:, 0].astype(np.uint64) << np.uint64(32) | key[:, 1].astype(np.uint64))) == len(key)
 

@@ -31,7 +31,7 @@ def main(fix: bool) -> int:
         text = path.read_text()
         before, rest = text.split(BEGIN)
         _, after = rest.split(END)
-        wanted = f"{before}{BEGIN}{class_source(name)}{END}{after}"
+        wanted = f"{before}{BEGIN}{class_source(name)}\n\n{END}{after}"
         if text != wanted:
             print(f"agents/{file}: the block differs from {name} in noisy_envs/pooling.py")
             status = 1

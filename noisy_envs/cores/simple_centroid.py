@@ -26,6 +26,7 @@ from noisy_envs.options import (
     check_policy,
     highest,
     lowest,
+    plain,
 )
 from noisy_envs.physics import DAMPING, DT
 from noisy_envs.tokens import TokenSpec
@@ -134,6 +135,8 @@ class SimpleCentroid:
         Raises:
             ValueError, TypeError: naming the option, its value and what is allowed.
         """
+        for name, value in vars(self).copy().items():  # a NumPy scalar would turn float32 worlds into float64
+            object.__setattr__(self, name, plain(value))
         check_count("num_agents", self.num_agents, minimum=1, may_be_range=False)
         check_count("num_signal", self.num_signal, minimum=1)
         check_count("num_noise", self.num_noise, minimum=0)
@@ -194,7 +197,7 @@ class SimpleCentroid:
 
     @cached_property
     def observation_bounds(self) -> tuple[list[float], list[float]]:
-        """Lowest and highest value of each feature, finite, for any state that `arrange` admits, played on."""
+        """Lowest and highest value of each feature, finite, for any state that `admit` takes, played on."""
         place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
         speed = 2 * FASTEST / self.observation_scale
         return [-place, -place, -speed, -speed, ABSENT], [place, place, speed, speed, NOISE]
@@ -270,7 +273,11 @@ class SimpleCentroid:
             mover, landmark, role = (as_numpy(field) for field in given)
             bodies = np.concatenate([mover, landmark], axis=-2)
             present = {"num_signal": (role == SIGNAL).sum(-1), "num_noise": (role == NOISE).sum(-1)}
-            given = {"position": bodies[..., :2], "velocity": bodies[..., 2:], **present}
+            order = {"position": bodies[..., :2], "velocity": bodies[..., 2:], **present}
+            state = self.admit(order, batch)
+            if not np.array_equal(state.role.reshape(role.shape), role):
+                raise ValueError(f"state: role={role.tolist()}: must be agents, signal, noise, the absent last in each")
+            return state
         check_fields("state", given, required=("position",), known=("position", "velocity", "num_signal", "num_noise"))
         shape = (*batch, self.num_entities, 2)
         position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
