@@ -199,7 +199,7 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     score.set_ylabel("normalised score")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right")
+    axes.legend(loc="center right")
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     write_atomically(path, buffer.getvalue())

@@ -554,3 +554,20 @@ def test_torch_keeps_its_types_whatever_the_action(env_id, options):
             tokens, reward, *_ = envs.step(to_backend(envs.action_space.sample(), "torch").to(getattr(torch, kind)))
             assert tokens.dtype == reward.dtype == torch.float32
             assert {field.dtype for field in envs.state} == {torch.float32}
+
+
+def test_a_fresh_core_compiles_whole(monkeypatch):
+    torch = pytest.importorskip("torch")
+    compiler = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, fullgraph: compiler(function, backend="eager", fullgraph=fullgraph)
+    )
+    plain, compiled = (
+        gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 3, backend="torch", compile=flag, num_noise=13)
+        for flag in (False, True)
+    )
+    for envs in (plain, compiled):
+        envs.reset(seed=0)
+    actions = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    for one, other in zip(plain.step(actions)[:4], compiled.step(actions)[:4], strict=True):
+        assert torch.equal(one, other)

@@ -307,7 +307,8 @@ class SimpleCentroid:
     def push(self, state: State, force: Array) -> State:
         """Move by the forces (B, M, 2) that the movers apply, in newton, and by contacts."""
         xp = namespace(force)
-        force = xp.astype(force, state.mover.dtype, copy=False)
+        if force.dtype != state.mover.dtype:
+            force = xp.astype(force, state.mover.dtype)
         for (rows, radius), (other, radius_of_other) in self._contacts:
             bodies = xp.concat([state.mover, state.landmark], axis=1)[..., :2]
             present = state.role[:, other] != ABSENT

@@ -248,6 +248,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if self._step is None:
             import torch
 
+            play(self.core, *inputs)  # fills the core's cached properties: Python 3.11 locks them, which bars compiling
             self._step = torch.compile(play, fullgraph=True)
         return self._step(self.core, *inputs)
 
