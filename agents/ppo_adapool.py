@@ -753,7 +753,7 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     print(
         f"score {summary['score']:.3f} (95 % interval {low:.3f} to {high:.3f}; 0 random, 1 oracle), return "
         f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s\n"
-        f"see curve.png, episode.gif, metrics.csv and summary.json in {trainer.folder}"
+        f"see curve.png, {'episode.gif, ' if args.gif else ''}metrics.csv and summary.json in {trainer.folder}"
     )
     return summary
 
