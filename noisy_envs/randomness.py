@@ -52,7 +52,8 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     Args:
         key: (B, 2) keys of episodes, or (1, 2) for many counters of one episode.
         counter: (B,) int64; by convention 0 is the start of an episode and t + 1 its step t.
-        counts: how many numbers each stream gives; asking one for more never moves the numbers of another.
+        counts: how many numbers each stream gives, of at most 256 streams; asking one for more never moves the
+            numbers of another.
         dtype: a floating type, float32 by default. The numbers have 24 bits and are exact in each.
 
     Returns:
