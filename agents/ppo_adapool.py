@@ -47,7 +47,7 @@ class Args:
     device: str = "cpu"
     """where worlds and network live: cpu, cuda, cuda:1, …"""
     threads: int = 1
-    """torch's CPU threads; more help little with networks so small, and much less on cores that others use too"""
+    """torch's CPU threads; two are faster on idle cores, but far slower where others use them too"""
     total_timesteps: int = 262_144
     """steps to train for, in all worlds together"""
     num_envs: int = 64

@@ -4,7 +4,7 @@
 
 NumPy runs on one core. The limit printed beside a vector figure is memory: the bytes of the tokens and of the state
 that a step must write and read, over the bandwidth of a copy measured in the same run. A single world is bound by
-calls instead: about 40 of NumPy's a step, near a microsecond each.
+the overhead of NumPy's calls instead.
 """
 
 from __future__ import annotations

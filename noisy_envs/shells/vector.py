@@ -110,7 +110,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._state: Any = None
         self._key: Array = None
         self._clock: Array = None
-        self._signal_mask: Array = None
+        self._signal_mask: Array = None  # both change with an episode, not within it
+        self._snr: Array = None
         self._returns = np.zeros(num_envs)
         self._steps_to_end = 0
         self._seeds = np.full(num_envs, -1)
@@ -163,8 +164,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
         self._begin(rows, state)
         tokens = self.core.observation(self._state)
-        self._signal_mask = self.core.signal_mask(tokens)
-        return tokens, self._info(tokens, self._array(np.isin(np.arange(self.num_envs), rows)))
+        self._signal_mask, self._snr = self._signal(tokens)
+        return tokens, self._info(self._array(np.isin(np.arange(self.num_envs), rows)))
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Play actions (B, 5), or (B,) integers: tokens (B, N, D), reward, terminated, truncated (B,), info."""
@@ -181,7 +182,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         truncated = self._clock >= self.max_steps
         terminated = namespace(truncated).zeros_like(truncated)
         if self.render_mode is not None:
-            self._returns[as_numpy(self._clock) == 0] = 0.0
             self._returns += as_numpy(reward)
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := self._ended()) is not None:
@@ -189,7 +189,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             tokens = self._restart(ended, tokens)
         if self.backend == "numpy":
             reward = reward.astype(np.float64)
-        return tokens, reward, terminated, truncated, info | self._info(tokens)
+        return tokens, reward, terminated, truncated, info | self._info()
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Draw the first `render_envs` worlds: a tuple of images (H, W, 3) uint8."""
@@ -215,7 +215,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def snapshot(self) -> dict[str, Any]:
         """Return arrays and numbers from which `restore` goes on exactly here, also in another process."""
         self._check_playing()
-        arrays = (self._key, self._clock, self._signal_mask)
+        arrays = (self._key, self._clock, self._signal_mask, self._snr)
         copies = [namespace(x).asarray(x, copy=True) for x in arrays]
         return {
             "state": tuple(self.state),
@@ -232,8 +232,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeds, self._numbers = np.array(seeds), np.array(numbers)
         self._begin(np.arange(self.num_envs))
         taken = [self._array(np.array(as_numpy(x))) for x in (*snapshot["state"], *snapshot["arrays"])]
-        self._state = type(self._state)._make(taken[:-3])
-        self._key, self._clock, self._signal_mask = taken[-3:]
+        self._state = type(self._state)._make(taken[:-4])
+        self._key, self._clock, self._signal_mask, self._snr = taken[-4:]
         self._returns = np.array(snapshot["returns"])
         self._steps_to_end = self.max_steps - int(self._clock.max())
 
@@ -296,11 +296,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._begin(rows)
         if len(rows) == self.num_envs:
             tokens = self.core.observation(self._state)
-            self._signal_mask = self.core.signal_mask(tokens)
+            self._signal_mask, self._snr = self._signal(tokens)
             return tokens
         places = self._array(rows)
         fresh = self.core.observation(type(self._state)._make(x[places] for x in self._state))
-        self._signal_mask = put_rows(self._signal_mask, places, self.core.signal_mask(fresh))
+        mask, snr = self._signal(fresh)
+        self._signal_mask, self._snr = put_rows(self._signal_mask, places, mask), put_rows(self._snr, places, snr)
         return put_rows(tokens, places, fresh)
 
     def _ended(self) -> np.ndarray | None:
@@ -309,15 +310,19 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             return None
         return np.flatnonzero(as_numpy(self._clock >= self.max_steps))
 
-    def _info(self, tokens: Array, where: Array | None = None) -> dict[str, Any]:
-        """Describe the signal in `tokens`, for the worlds `where`, or for all."""
+    def _signal(self, tokens: Array) -> tuple[Array, Array]:
+        """Return which tokens (R, N, D) carry signal (R, N), and their share (R,) of all that are not padding."""
         xp = namespace(tokens)
-        float_type = xp.float64 if self.backend == "numpy" else xp.float32
-        signal = xp.astype(xp.sum(xp.astype(self._signal_mask, xp.int64), axis=-1), float_type)
-        present = xp.sum(xp.astype(self.token_spec.mask(tokens), xp.int64), axis=-1)
-        mask, snr = xp.asarray(self._signal_mask, copy=True), signal / present
+        mask = self.core.signal_mask(tokens)
+        signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (mask, self.token_spec.mask(tokens)))
+        return mask, xp.astype(signal, xp.float64 if self.backend == "numpy" else xp.float32) / present
+
+    def _info(self, where: Array | None = None) -> dict[str, Any]:
+        """Describe the signal of the worlds `where`, or of all."""
+        xp = namespace(self._snr)
+        mask, snr = (xp.asarray(x, copy=True) for x in (self._signal_mask, self._snr))
         if where is None:
-            where = xp.ones_like(present, dtype=xp.bool)
+            where = xp.ones_like(snr, dtype=xp.bool)
         else:
             mask, snr = mask & where[:, None], xp.where(where, snr, xp.zeros_like(snr))
         return {"signal_mask": mask, "_signal_mask": where, "snr": snr, "_snr": xp.asarray(where, copy=True)}
@@ -330,7 +335,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             for i in np.flatnonzero(ended):
                 final_obs[i] = tokens[i].copy()
         ended, again, info_ended = (namespace(tokens).asarray(ended, copy=True) for _ in range(3))
-        final_info = self._info(tokens, info_ended)
+        final_info = self._info(info_ended)
         return {"final_obs": final_obs, "_final_obs": ended, "final_info": final_info, "_final_info": again}
 
     def _array(self, array: np.ndarray) -> Array:
