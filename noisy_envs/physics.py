@@ -1,7 +1,7 @@
 """The particle physics that both scenarios share: damped bodies, soft contacts.
 
-`B` worlds, `M` moving bodies, `F` bodies that push. A body is a row x, y, vx, vy. The rules and constants are
-those of the Multi-Particle Environment (Lowe et al. 2017), with unit mass.
+`B` worlds, `M` moving bodies, `F` bodies that push. A body is a row that begins with x, y, vx, vy. The rules and
+constants are those of the Multi-Particle Environment (Lowe et al. 2017), with unit mass.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def integrate(body: Array, force: Array, max_speed: Array) -> Array:
     """Advance bodies by one step: the position moves with the *old* velocity, then the velocity changes.
 
     Args:
-        body: (B, M, 4).
+        body: (B, M, D); what follows the velocity is kept.
         force: (B, M, 2) in newton.
-        max_speed: (B, M, 1) limits of the new speed.
+        max_speed: (M, 1) limits of the new speed.
 
     Returns:
-        The bodies (B, M, 4) one step later.
+        The bodies (B, M, D) one step later.
     """
     xp = namespace(body)
-    velocity = body[..., 2:]
+    velocity = body[..., 2:4]
     position = body[..., :2] + velocity * DT
     velocity = velocity * (1.0 - DAMPING) + force * DT
     # x / max(x, limit) is exactly 1 below the limit, and never divides by zero
     velocity = velocity * (max_speed / xp.maximum(length(velocity), max_speed))
-    return xp.concat([position, velocity], axis=-1)
+    return xp.concat([position, velocity, body[..., 4:]], axis=-1)
 
 
-def contact_force(position: Array, others: Array, reach: float, present: Array | None = None) -> Array:
+def contact_force(position: Array, others: Array, reach: Array, present: Array | None = None) -> Array:
     """Sum the forces with which `others` push bodies away that come nearer than `reach`.
 
     Two bodies at one point have no direction to part in: their force is zero, not NaN. A body is therefore
@@ -43,8 +43,8 @@ def contact_force(position: Array, others: Array, reach: float, present: Array |
     Args:
         position: (B, M, 2) of the pushed.
         others: (B, F, 2) of the pushing.
-        reach: sum of both radii.
-        present: (B, F) bool, False for padding, which pushes nobody.
+        reach: (M, F) sums of both radii.
+        present: (B, M, F) bool, False where either is padding.
 
     Returns:
         Forces (B, M, 2).
@@ -52,14 +52,12 @@ def contact_force(position: Array, others: Array, reach: float, present: Array |
     xp = namespace(position)
     delta = position[:, :, None] - others[:, None]  # (B, M, F, 2)
     distance = length(delta)  # (B, M, F, 1)
-    overlap = (reach - distance) / CONTACT_MARGIN
-    # log(1 + exp(x)) without overflow
-    softplus = xp.maximum(overlap, xp.zeros_like(overlap)) + xp.log1p(xp.exp(-xp.abs(overlap)))
-    touching = xp.where(distance > 0, distance, xp.ones_like(distance))
-    force = delta / touching * (CONTACT_FORCE * CONTACT_MARGIN * softplus)
+    overlap = (reach[..., None] - distance) * (1 / CONTACT_MARGIN)
+    push = xp.logaddexp(overlap, xp.zeros_like(overlap))  # log(1 + exp(overlap))
     if present is not None:
-        force = xp.where(present[:, None, :, None], force, xp.zeros_like(force))
-    return xp.sum(force, axis=2)
+        push = xp.where(present[..., None], push, xp.zeros_like(push))
+    direction = delta / (distance + (distance == 0))
+    return xp.sum(direction * push, axis=2) * (CONTACT_FORCE * CONTACT_MARGIN)
 
 
 def length(vector: Array) -> Array:

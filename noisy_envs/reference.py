@@ -65,11 +65,11 @@ def play_reference(
     check_choice("policy", policy, envs.core.policies)
     envs.reset(seed=seed)
     random = np.random.default_rng(seed)
-    shape = (episodes, envs.core.num_agents, *(envs.single_action_space.shape or ()))
+    shape = (episodes, 1, *(envs.single_action_space.shape or ()))
     total, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         u = random.random(shape, dtype=np.float32)
-        _, reward, terminated, truncated, _ = envs.step(envs.core.policy(policy, envs.state, u)[:, 0])
+        _, reward, terminated, truncated, _ = envs.step(envs.core.policy(policy, envs.state, u, slice(0, 1))[:, 0])
         total += reward
         ended = terminated | truncated
     return total

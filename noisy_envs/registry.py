@@ -7,16 +7,24 @@ from typing import Any
 import gymnasium
 
 from noisy_envs.cores.simple_centroid import SimpleCentroid
+from noisy_envs.cores.simple_tag import MPE, SimpleTag
 
-CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid,)}
+CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag)}
 
-# The ids with sizes are the paper's experiments (section 4.3), named agents-signal-noise as there.
+# The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
+# predators-prey-obstacles.
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/SimpleCentroid-v0": ("simple_centroid", {}),
     "noisy_envs/SimpleCentroid-1v31v0-v0": ("simple_centroid", {"num_signal": 31, "num_noise": 0}),
     "noisy_envs/SimpleCentroid-1v15v16-v0": ("simple_centroid", {"num_signal": 15, "num_noise": 16}),
     "noisy_envs/SimpleCentroid-1v3v28-v0": ("simple_centroid", {"num_signal": 3, "num_noise": 28}),
     "noisy_envs/SimpleCentroid-1v1v30-v0": ("simple_centroid", {"num_signal": 1, "num_noise": 30}),
+    "noisy_envs/SimpleTag-v0": ("simple_tag", {}),
+    "noisy_envs/SimpleTag-1v3v0-v0": ("simple_tag", {"num_obstacles": 0}),
+    "noisy_envs/SimpleTag-1v3v4-v0": ("simple_tag", {"num_obstacles": 4}),
+    "noisy_envs/SimpleTag-1v3v12-v0": ("simple_tag", {"num_obstacles": 12}),
+    "noisy_envs/SimpleTag-1v3v28-v0": ("simple_tag", {"num_obstacles": 28}),
+    "noisy_envs/SimpleTagMPE-v0": ("simple_tag", MPE),
 }
 
 

@@ -14,11 +14,11 @@ from pettingzoo.utils import parallel_to_aec, wrappers
 from noisy_envs.shells.parallel import ParallelTokenEnv
 
 
-def parallel_env(render_mode: str | None = None, **options: Any) -> ParallelTokenEnv:
+def parallel_env(render_mode: str | None = None, learners: str = "all", **options: Any) -> ParallelTokenEnv:
     """Make the environment in which all agents act at once; options are checked by the game."""
-    return ParallelTokenEnv("simple_centroid", render_mode, **options)
+    return ParallelTokenEnv("simple_centroid", render_mode, learners, **options)
 
 
-def env(render_mode: str | None = None, **options: Any) -> AECEnv[str, Any, Any]:
+def env(render_mode: str | None = None, learners: str = "all", **options: Any) -> AECEnv[str, Any, Any]:
     """Make the environment in which agents act in turn; options are checked by the game."""
-    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(render_mode, **options)))
+    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(render_mode, learners, **options)))

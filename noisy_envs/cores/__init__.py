@@ -16,14 +16,21 @@ class Core(Protocol):
     """
 
     name: str
-    agent_prefix: str
     num_actions: int
     terminates: bool  # whether an episode can end before its time limit
     policies: tuple[str, ...]  # names that `policy` knows
 
     @property
-    def num_agents(self) -> int:
-        """Learning agents, A."""
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents, A of them; the first is the one that learns in a single-agent view."""
+
+    @property
+    def teams(self) -> dict[str, slice]:
+        """Sets of agents that may be driven together, by name; one is "all"."""
+
+    @property
+    def scripts(self) -> tuple[tuple[slice, Any], ...]:
+        """What agents do that are not driven: consecutive sets of them, each with a policy's name or a function."""
 
     @property
     def max_steps(self) -> int:
@@ -32,10 +39,6 @@ class Core(Protocol):
     @property
     def continuous_actions(self) -> bool:
         """Whether an action is `num_actions` numbers in 0 … 1, or one of as many integers."""
-
-    @property
-    def other_policy(self) -> Any:
-        """Policy of the agents that a single-agent view does not drive: a name or a function."""
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -60,16 +63,16 @@ class Core(Protocol):
         """Check a state that a user hands over."""
 
     def chance(self, u: tuple[Array, ...]) -> Any:
-        """Turn uniforms into what chance decides in a step."""
+        """Turn uniforms into what chance decides in a step; its field `policy` (B, A, ...) is for `scripts`."""
 
     def transition(self, state: Any, action: Array, chance: Any) -> Any:
         """Play one step of the joint action (B, A, ...)."""
 
-    def observation(self, state: Any, agent: int = 0) -> Array:
-        """Return an agent's tokens (B, N, D)."""
+    def observation(self, state: Any, agents: slice) -> Array:
+        """Return the tokens (B, n, N, D) of n agents."""
 
-    def reward(self, state: Any) -> Array:
-        """Return rewards (B, A) of the step that led here."""
+    def reward(self, state: Any, agents: slice) -> Array:
+        """Return the rewards (B, n) of n agents for the step that led here."""
 
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, D) carry signal, bool (..., N)."""
@@ -77,5 +80,5 @@ class Core(Protocol):
     def world_tokens(self, state: Any) -> Array:
         """Return all entities (B, N, D) as no agent sees them, for a centralised critic."""
 
-    def policy(self, name: str, state: Any, u: Array) -> Array:
-        """Return the joint action of a reference policy."""
+    def policy(self, name: str, state: Any, u: Array, agents: slice) -> Array:
+        """Return the actions (B, n, ...) of n agents by a reference policy, from uniforms u of their shape."""

@@ -11,22 +11,26 @@ from gymnasium import spaces
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores import Core
-from noisy_envs.options import check_count, is_int
+from noisy_envs.options import check_choice, check_count, is_int
 from noisy_envs.randomness import MAX_SEED
 
-
-def observation_box(core: Core) -> spaces.Box:
-    """Return a new space of one agent's tokens, (N, D) float32, finite; new, since a space holds a generator."""
-    rows = (core.token_spec.num_tokens, 1)
-    low, high = (np.tile(np.array(bound, np.float32), rows) for bound in core.observation_bounds)
-    return spaces.Box(low, high, dtype=np.float32)
+Casting = tuple[tuple[int, int, Any], ...]
 
 
-def action_space(core: Core) -> spaces.Space[Any]:
-    """Return a new action space of one agent; new, since a space holds a random generator."""
+def observation_box(core: Core, agents: int | None = None) -> spaces.Box:
+    """Return a new space of tokens, (N, D) float32, finite, or (agents, N, D); new, since a space holds a generator."""
+    shape = (*([] if agents is None else [agents]), core.token_spec.num_tokens, core.token_spec.num_features)
+    low, high = (np.broadcast_to(np.array(bound, np.float32), shape) for bound in core.observation_bounds)
+    return spaces.Box(low.copy(), high.copy(), dtype=np.float32)
+
+
+def action_space(core: Core, agents: int | None = None) -> spaces.Space[Any]:
+    """Return a new space of actions, of one agent or of several; new, since a space holds a random generator."""
     if core.continuous_actions:
-        return spaces.Box(0.0, 1.0, (core.num_actions,), np.float32)
-    return spaces.Discrete(core.num_actions)
+        return spaces.Box(0.0, 1.0, (*([] if agents is None else [agents]), core.num_actions), np.float32)
+    if agents is None:
+        return spaces.Discrete(core.num_actions)
+    return spaces.MultiDiscrete([core.num_actions] * agents)
 
 
 def check_action(core: Core, action: Any) -> np.ndarray:
@@ -71,17 +75,49 @@ def check_episode(number: Any) -> int | None:
     return int(number)
 
 
-def follow(core: Core, state: Any, action: Array, u: Array) -> Array:
-    """Complete the first agent's action (B, 1, ...) with those of the others, who follow `other_policy`.
+def driven(core: Core, learners: str, choices: tuple[str, ...]) -> slice:
+    """Return the agents of the team `learners`, or of the first agent alone; raise on what is not in `choices`."""
+    check_choice("learners", learners, choices)
+    return slice(0, 1) if learners == "first" else core.teams[learners]
+
+
+def casting(core: Core, learners: slice) -> Casting:
+    """Tell who acts how, agent after agent: (first, end, policy), where None stands for the driven `learners`."""
+    cast: list[tuple[int, int, Any]] = []
+    for team, policy in core.scripts:
+        cast.append((team.start, min(team.stop, learners.start), policy))
+        cast.append((max(team.start, learners.stop), team.stop, policy))
+    cast.append((learners.start, learners.stop, None))
+    return tuple(sorted((part for part in cast if part[0] < part[1]), key=lambda part: part[0]))
+
+
+def follow(core: Core, cast: Casting, state: Any, action: Array, u: Array) -> Array:
+    """Complete the actions of the driven agents (B, n, ...) with those of the others, who follow their policies.
 
     A function gets the tokens (B, N, D) of one agent and uniforms (B, ...) of the shape of its actions.
     """
-    if core.num_agents == 1:
+    if len(cast) == 1:
         return action
     xp = namespace(action)
-    if isinstance(core.other_policy, str):
-        others = core.policy(core.other_policy, state, u)[:, 1:]
-    else:
-        acts = [core.other_policy(core.observation(state, i), u[:, i]) for i in range(1, core.num_agents)]
-        others = xp.stack(acts, axis=1)
-    return xp.concat([action, others], axis=1)
+    actions = []
+    for first, end, policy in cast:
+        if policy is None:
+            actions.append(action)
+        elif isinstance(policy, str):
+            actions.append(core.policy(policy, state, u[:, first:end], slice(first, end)))
+        else:
+            acts = [ask(core, policy, core.observation(state, slice(i, i + 1))[:, 0], u[:, i]) for i in range(first, end)]
+            actions.append(xp.stack(acts, axis=1))
+    return xp.concat(actions, axis=1)
+
+
+def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
+    """Return the actions of a user's function, or raise unless they have the shape and kind of actions."""
+    xp = namespace(u)
+    actions = policy(tokens, u)
+    kind = "real floating" if core.continuous_actions else "integral"
+    shape, dtype = getattr(actions, "shape", None), getattr(actions, "dtype", None)
+    if shape != u.shape or not xp.isdtype(dtype, kind):
+        got = type(actions).__name__ if dtype is None else f"{dtype} {tuple(actions.shape)}"
+        raise ValueError(f"policy {policy!r} gave {got}: must be {kind} {tuple(u.shape)}, as the tokens' library has it")
+    return actions

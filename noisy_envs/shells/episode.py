@@ -25,16 +25,17 @@ class Episode:
     and (`seed`, `number`) name the episode: the same pair always gives the same.
     """
 
-    def __init__(self, core: Core, render_mode: str | None) -> None:
-        """Prepare to play `core`; nothing is drawn yet."""
+    def __init__(self, core: Core, learners: slice, render_mode: str | None) -> None:
+        """Prepare to play `core`, of which `learners` are rewarded; nothing is drawn yet."""
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self.core = core
+        self.learners = learners
         self.render_mode = render_mode
         self.seed: int | None = None
         self.number = -1
         self.clock = 0
         self.state: Any = None
-        self.total_return = 0.0  # of the first agent
+        self.total_return = 0.0  # of the first learner
         self._renderer: Any = None
         self._closed = False
 
@@ -66,10 +67,10 @@ class Episode:
         self.state = state
 
     def advance(self, action: Array) -> list[float]:
-        """Play one step of the joint action (1, A, ...) and return the rewards (A,)."""
+        """Play one step of the joint action (1, A, ...) and return the rewards of the learners."""
         self.state = self.core.transition(self.state, action, self.chance())
         self.clock += 1
-        rewards: list[float] = self.core.reward(self.state)[0].tolist()
+        rewards: list[float] = self.core.reward(self.state, self.learners)[0].tolist()
         self.total_return += rewards[0]
         return rewards
 

@@ -1,4 +1,4 @@
-"""PettingZoo's view: every learning agent is driven and observes for itself."""
+"""PettingZoo's view: agents are driven together, and each observes for itself."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pettingzoo import ParallelEnv
 
 from noisy_envs.options import build
 from noisy_envs.registry import CORES
-from noisy_envs.shells.common import action_space, check_action, observation_box
+from noisy_envs.shells.common import action_space, casting, check_action, driven, follow, observation_box
 from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.tokens import TokenSpec
 
 
 class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
-    """A game with all its learning agents, each with tokens (N, D), its own first.
+    """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
 
     Args:
         game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
-        options: the game's; an unknown one raises TypeError and names what is allowed. `other_policy` has no
-            effect here.
+        learners: the team that is driven, "all" or another of `core.teams`; the other agents follow their policies.
+        options: the game's; an unknown one raises TypeError and names what is allowed.
 
     `reset` takes the same options, and `info` holds the same, as `noisy_envs.shells.single.TokenEnv`'s.
     """
@@ -33,17 +33,19 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         "is_parallelizable": True,
     }
 
-    def __init__(self, game: str, render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, game: str, render_mode: str | None = None, learners: str = "all", **options: Any) -> None:
         """Make the environment; see the class."""
         self.core = build(CORES[game], options)
         self.render_mode = render_mode
         self.metadata = {**type(self).metadata, "name": f"{game}_v0"}
-        self.possible_agents = [f"{self.core.agent_prefix}_{i}" for i in range(self.core.num_agents)]
+        self._learners = driven(self.core, learners, tuple(self.core.teams))
+        self._cast = casting(self.core, self._learners)
+        self.possible_agents = list(self.core.agents[self._learners])
         self.agents: list[str] = []
         self.observation_spaces = {agent: observation_box(self.core) for agent in self.possible_agents}
         self.action_spaces = {agent: action_space(self.core) for agent in self.possible_agents}
         self.state_space = observation_box(self.core)
-        self._episode = Episode(self.core, render_mode)
+        self._episode = Episode(self.core, self._learners, render_mode)
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -80,7 +82,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         missing, unknown = set(self.agents) - set(actions), set(actions) - set(self.possible_agents)
         if missing or unknown:
             raise ValueError(f"actions: missing {sorted(missing)}, unknown {sorted(unknown)}; must be of {self.agents}")
-        joint = np.stack([check_action(self.core, actions[agent]) for agent in self.agents])[None]
+        own = np.stack([check_action(self.core, actions[agent]) for agent in self.agents])[None]
+        joint = follow(self.core, self._cast, episode.state, own, episode.chance().policy)
         rewards = dict(zip(self.agents, episode.advance(joint), strict=True))
         if self.render_mode == "human":
             self.render()
@@ -98,7 +101,7 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         return self.core.world_tokens(self._episode.state)[0]
 
     def render(self) -> np.ndarray | None:
-        """Draw the world: an image (H, W, 3) uint8, or None in human mode; the return is the first agent's."""
+        """Draw the world: an image (H, W, 3) uint8, or None in human mode; the return is the first learner's."""
         return self._episode.draw()
 
     def close(self) -> None:
@@ -106,7 +109,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode.close()
 
     def _observe(self) -> dict[str, np.ndarray]:
-        return {agent: self.core.observation(self._episode.state, i)[0] for i, agent in enumerate(self.agents)}
+        tokens = self.core.observation(self._episode.state, self._learners)[0]
+        return dict(zip(self.agents, tokens, strict=True))
 
     def _describe(self, observations: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
         return {agent: self._episode.describe(tokens) for agent, tokens in observations.items()}

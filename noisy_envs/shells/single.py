@@ -9,9 +9,12 @@ import numpy as np
 
 from noisy_envs.options import build
 from noisy_envs.registry import CORES
-from noisy_envs.shells.common import action_space, check_action, follow, observation_box
+from noisy_envs.shells.common import action_space, casting, check_action, follow, observation_box
 from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.tokens import TokenSpec
+
+
+LEARNER = slice(0, 1)  # the first agent
 
 
 class TokenEnv(gymnasium.Env[np.ndarray, Any]):
@@ -39,7 +42,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self.render_mode = render_mode
         self.observation_space = observation_box(self.core)
         self.action_space = action_space(self.core)
-        self._episode = Episode(self.core, render_mode)
+        self._episode = Episode(self.core, LEARNER, render_mode)
+        self._cast = casting(self.core, LEARNER)
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -66,7 +70,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._episode.check_open()
         super().reset(seed=seed)
         self._episode.begin(seed, options)
-        tokens = self.core.observation(self._episode.state)[0]
+        tokens = self.core.observation(self._episode.state, LEARNER)[0, 0]
         self._info = self._episode.describe(tokens)
         if self.render_mode == "human":
             self.render()
@@ -79,11 +83,11 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         if episode.truncated:
             raise RuntimeError(f"the episode ended after max_steps={self.core.max_steps} steps: call reset()")
         own = check_action(self.core, action)[None, None]
-        joint = own if self.core.num_agents == 1 else follow(self.core, episode.state, own, episode.chance().policy)
-        reward = episode.advance(joint)[0]
+        reward = episode.advance(follow(self.core, self._cast, episode.state, own, episode.chance().policy))[0]
         if self.render_mode == "human":
             self.render()
-        return self.core.observation(episode.state)[0], reward, False, episode.truncated, self._copied_info()
+        tokens = self.core.observation(episode.state, LEARNER)[0, 0]
+        return tokens, reward, False, episode.truncated, self._copied_info()
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray | None:
         """Draw the world: an image (H, W, 3) uint8, or None in human mode.

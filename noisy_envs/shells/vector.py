@@ -16,32 +16,47 @@ from noisy_envs.cores import Core
 from noisy_envs.options import build, check_choice, check_count, check_flag
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 from noisy_envs.registry import CORES
-from noisy_envs.shells.common import action_space, check_episode, check_seed, follow, fresh_seed, observation_box
+from noisy_envs.shells.common import (
+    Casting,
+    action_space,
+    casting,
+    check_episode,
+    check_seed,
+    driven,
+    follow,
+    fresh_seed,
+    observation_box,
+)
 from noisy_envs.tokens import TokenSpec
 
 
-def play(core: Core, state: Any, key: Array, clock: Array, action: Array) -> tuple[Any, Array, Array, Array]:
+def play(
+    core: Core, learners: slice, cast: Casting, state: Any, key: Array, clock: Array, action: Array
+) -> tuple[Any, Array, Array, Array]:
     """Play one step of all worlds, a pure function that `torch.compile` takes whole.
 
     Args:
         core: the game.
+        learners: the n agents that are driven, and `cast`, who acts how.
+        cast: see `noisy_envs.shells.common.casting`.
         state: of `B` worlds.
         key: (B, 2) keys of the episodes.
         clock: (B,) int64 steps played so far.
-        action: (B, ...) of the learning agent.
+        action: (B, n, ...) of the learners.
 
     Returns:
-        State, clock, tokens (B, N, D) and reward (B,) after the step.
+        State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
-    state = core.transition(state, follow(core, state, action[:, None], chance.policy), chance)
-    return state, clock + 1, core.observation(state), core.reward(state)[:, 0]
+    state = core.transition(state, follow(core, cast, state, action, chance.policy), chance)
+    return state, clock + 1, core.observation(state, learners), core.reward(state, learners)
 
 
 class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     """`num_envs` worlds of a game in step, each seen by its first agent: tokens (B, N, D).
 
-    World i seeded s is exactly the single environment seeded s + i, in each auto-reset mode.
+    World i seeded s is exactly the single environment seeded s + i, in each auto-reset mode. With `learners`, n agents
+    of each world are driven, for one network that all of them share: tokens (B, n, N, D), actions and rewards (B, n).
 
     Args:
         game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
@@ -49,6 +64,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         max_episode_steps: a time limit; the smaller of it and the game's `max_steps` counts.
         backend: "numpy", or "torch" for tensors in and out.
         device: of the tensors, for example "cuda"; torch only.
+        learners: "first", the first agent alone, without an agent axis; or a team of `core.teams` ("all"; in SimpleTag
+            also "predators" and "prey"). The other agents follow their policies.
         autoreset_mode: NEXT_STEP (the step after an end resets and ignores its action), SAME_STEP (the last
             observation is in `info["final_obs"]`) or DISABLED (`reset(options={"reset_mask": mask})` resets some).
         compile: compile the step with `torch.compile`; torch only. The first step then takes a while.
@@ -59,7 +76,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Rewards are float64 on NumPy, as Gymnasium's own vector environments give, float32 on torch. `info` holds
-    `signal_mask` (B, N) and `snr` (B,), with masks `_signal_mask` and `_snr` (B,) in Gymnasium's manner. On torch
+    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), with masks `_signal_mask` and `_snr` (B,) in Gymnasium's manner. On torch
     `final_obs` and `final_info` are dense tensors, valid where their masks say.
     """
 
@@ -73,6 +90,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         max_episode_steps: int | None = None,
         backend: str = "numpy",
         device: Any = None,
+        learners: str = "first",
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         compile: bool = False,
         check_actions: bool | None = None,
@@ -101,8 +119,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             import torch
 
             self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
-        self.single_observation_space = observation_box(self.core)
-        self.single_action_space = action_space(self.core)
+        self.learners = driven(self.core, learners, ("first", *self.core.teams))
+        self._cast = casting(self.core, self.learners)
+        self._squeeze = learners == "first"
+        agents = None if self._squeeze else self.learners.stop - self.learners.start
+        self.single_observation_space = observation_box(self.core, agents)
+        self.single_action_space = action_space(self.core, agents)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._compile = compile
         self._step: Any = None
@@ -126,6 +148,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def token_spec(self) -> TokenSpec:
         """What an observation means."""
         return self.core.token_spec
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents that are driven, in the order of the agent axis."""
+        return self.core.agents[self.learners]
 
     @property
     def state(self) -> Any:
@@ -163,12 +190,15 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
         self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
         self._begin(rows, state)
-        tokens = self.core.observation(self._state)
+        tokens = self._observe(self._state)
         self._signal_mask, self._snr = self._signal(tokens)
         return tokens, self._info(self._array(np.isin(np.arange(self.num_envs), rows)))
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        """Play actions (B, 5), or (B,) integers: tokens (B, N, D), reward, terminated, truncated (B,), info."""
+        """Play actions (B, 5), or (B,) integers: tokens (B, N, D), reward, terminated, truncated (B,), info.
+
+        With an agent axis: actions (B, n, 5), or (B, n): tokens (B, n, N, D), reward (B, n), and the rest as above.
+        """
         self._check_playing()
         actions = self._read(actions)
         ended = self._ended()
@@ -182,7 +212,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         truncated = self._clock >= self.max_steps
         terminated = namespace(truncated).zeros_like(truncated)
         if self.render_mode is not None:
-            self._returns += as_numpy(reward)
+            self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := self._ended()) is not None:
             info = self._final(tokens, truncated)
@@ -241,16 +271,24 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Leave out the compiled step, which cannot be copied; it is made again when needed."""
         return {**self.__dict__, "_step": None}
 
-    def _advance(self, *inputs: Any) -> tuple[Any, Array, Array, Array]:
+    def _advance(self, state: Any, key: Array, clock: Array, actions: Array) -> tuple[Any, Array, Array, Array]:
         """Play a step, compiled if asked for."""
-        if not self._compile:
-            return play(self.core, *inputs)
-        if self._step is None:
-            import torch
+        inputs = self.core, self.learners, self._cast, state, key, clock, actions[:, None] if self._squeeze else actions
+        step = play
+        if self._compile:
+            if self._step is None:
+                import torch
 
-            play(self.core, *inputs)  # fills the core's cached properties: Python 3.11 locks them, which bars compiling
-            self._step = torch.compile(play, fullgraph=True)
-        return self._step(self.core, *inputs)
+                play(*inputs)  # fills the core's cached properties: Python 3.11 locks them, which bars compiling
+                self._step = torch.compile(play, fullgraph=True)
+            step = self._step
+        state, clock, tokens, rewards = step(*inputs)
+        return (state, clock, tokens[:, 0], rewards[:, 0]) if self._squeeze else (state, clock, tokens, rewards)
+
+    def _observe(self, state: Any) -> Array:
+        """Return what the learners see of worlds in `state`."""
+        tokens = self.core.observation(state, self.learners)
+        return tokens[:, 0] if self._squeeze else tokens
 
     def _next_episodes(
         self, seed: int | Sequence[int | None] | None, number: int | None
@@ -295,11 +333,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._numbers[rows] += 1
         self._begin(rows)
         if len(rows) == self.num_envs:
-            tokens = self.core.observation(self._state)
+            tokens = self._observe(self._state)
             self._signal_mask, self._snr = self._signal(tokens)
             return tokens
         places = self._array(rows)
-        fresh = self.core.observation(type(self._state)._make(x[places] for x in self._state))
+        fresh = self._observe(type(self._state)._make(x[places] for x in self._state))
         mask, snr = self._signal(fresh)
         self._signal_mask, self._snr = put_rows(self._signal_mask, places, mask), put_rows(self._snr, places, snr)
         return put_rows(tokens, places, fresh)
@@ -322,9 +360,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         xp = namespace(self._snr)
         mask, snr = (xp.asarray(x, copy=True) for x in (self._signal_mask, self._snr))
         if where is None:
-            where = xp.ones_like(snr, dtype=xp.bool)
+            where = xp.ones_like(self._clock, dtype=xp.bool)
         else:
-            mask, snr = mask & where[:, None], xp.where(where, snr, xp.zeros_like(snr))
+            chosen = xp.reshape(where, (-1, *[1] * (snr.ndim - 1)))
+            mask, snr = mask & chosen[..., None], xp.where(chosen, snr, xp.zeros_like(snr))
         return {"signal_mask": mask, "_signal_mask": where, "snr": snr, "_snr": xp.asarray(where, copy=True)}
 
     def _final(self, tokens: Array, ended: Array) -> dict[str, Any]:
@@ -357,7 +396,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def _read(self, actions: Any) -> Array:
         """Return actions as an array of the backend, or raise."""
         core = self.core
-        shape = (self.num_envs, core.num_actions) if core.continuous_actions else (self.num_envs,)
+        shape = self.action_space.shape
         if self.backend == "numpy":
             actions = np.asarray(actions, dtype=np.float32 if core.continuous_actions else None)
             good_type = core.continuous_actions or actions.dtype.kind in "iu"
@@ -381,9 +420,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Raise on a number that no action has; worlds about to reset ignore theirs."""
         xp = namespace(actions)
         if self.core.continuous_actions:
-            good = xp.all(xp.isfinite(actions), axis=-1)
+            good = xp.isfinite(actions)
         else:
             good = (actions >= 0) & (actions < self.core.num_actions)
+        good = xp.all(xp.reshape(good, (self.num_envs, -1)), axis=1)
         if not bool(xp.all(good | (self._clock >= self.max_steps))):
             bad = int(xp.argmin(xp.astype(good, xp.int64)))
             allowed = "finite numbers" if self.core.continuous_actions else f"from 0 to {self.core.num_actions - 1}"

@@ -1,0 +1,339 @@
+"""What the particle games share: bodies in a plane, actions that push them, and the tokens that show them.
+
+`B` worlds, `A` agents, `M` movers of which the agents come first, `L` landmarks that never move, `N = M + L` entities
+and tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from noisy_envs import physics
+from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.options import check_array, check_fields, highest, lowest, plain
+from noisy_envs.physics import DAMPING, DT
+from noisy_envs.tokens import TokenSpec
+
+SELF, ABSENT = 0, -1  # roles of every game
+EVERYONE = slice(None)
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
+
+
+class State(NamedTuple):
+    """A batch of worlds: rows x, y, vx, vy, role. An absent entity is a row 0, 0, 0, 0, ABSENT."""
+
+    mover: Array  # (B, M, 5), agents first
+    landmark: Array  # (B, L, 5), velocities zero
+
+    @property
+    def role(self) -> Array:
+        """Roles (B, N), movers first."""
+        return namespace(self.mover).concat([self.mover[..., 4], self.landmark[..., 4]], axis=-1)
+
+
+class Kind(NamedTuple):
+    """Entities of one kind."""
+
+    option: str  # that says how many there are
+    role: int
+    radius: float
+    solid: bool  # whether it pushes, and is pushed by, other solid kinds on contact
+    agent: bool = False
+    accel: float = 0.0  # newton of a full push; the mass is 1
+    max_speed: float = 0.0  # 0 for landmarks
+
+
+Game = TypeVar("Game", bound="ParticleGame")
+
+
+class ParticleGame:
+    """Physics, actions and tokens of a game that names its kinds: agents, then other movers, then landmarks.
+
+    Actions, with `continuous_actions`: `Box(0, 1, (5,), float32)`; slot 0 does nothing, slots 1 to 4 push left (−x),
+    right (+x), down (−y), up (+y). Opposite slots subtract, values outside 0 … 1 are clipped. Without: `Discrete(5)`,
+    the same five as all or nothing.
+    """
+
+    num_actions: ClassVar[int] = 5
+    terminates: ClassVar[bool] = False  # so a shell need not look for an end that never comes
+    role_names: ClassVar[dict[str, int]]
+    start_speed: ClassVar[float]  # largest component of a starting velocity
+
+    # each game's own: options of the dataclass, or constants
+    continuous_actions: bool
+    max_steps: int
+    observation_scale: float
+    kinds: tuple[Kind, ...]
+    num_agents: int
+    start_reach: float  # largest coordinate of an entity at the start
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy the options alone; what follows from them is made anew."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def _settle(self) -> None:
+        """Turn options into plain values: a NumPy scalar would turn float32 worlds into float64."""
+        for name, value in vars(self).copy().items():
+            object.__setattr__(self, name, plain(value))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Places for the entities of each kind."""
+        return tuple(highest(getattr(self, kind.option)) for kind in self.kinds)
+
+    @cached_property
+    def num_movers(self) -> int:
+        """Places for all that moves, M."""
+        return sum(places for kind, places in zip(self.kinds, self.places, strict=True) if kind.max_speed)
+
+    @cached_property
+    def num_entities(self) -> int:
+        """Places for all entities, N."""
+        return sum(self.places)
+
+    @cached_property
+    def counted(self) -> tuple[Kind, ...]:
+        """Kinds whose number may be a range."""
+        return tuple(kind for kind in self.kinds if not kind.agent)
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether a place can be empty."""
+        counts = [getattr(self, kind.option) for kind in self.counted]
+        return any(lowest(count) < highest(count) for count in counts)
+
+    @cached_property
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
+        return TokenSpec(self.num_entities, ("x", "y", "vx", "vy", "role"), self.role_names)
+
+    @cached_property
+    def fastest(self) -> float:
+        """Largest component of a velocity; a clipped speed is rounded."""
+        return max(self.start_speed, *(kind.max_speed for kind in self.kinds)) * (1 + 1e-6)
+
+    @cached_property
+    def travel(self) -> float:
+        """Longest way of a mover along an axis in one episode."""
+        return DT * (max(kind.max_speed for kind in self.kinds) * self.max_steps + self.start_speed)
+
+    @cached_property
+    def observation_bounds(self) -> tuple[list[float], list[float]]:
+        """Lowest and highest value of each feature, finite, for any state that `admit` takes, played on."""
+        place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
+        speed = 2 * self.fastest / self.observation_scale
+        return [-place, -place, -speed, -speed, ABSENT], [place, place, speed, speed, max(self.role_names.values())]
+
+    def present(self, u: Array) -> Array:
+        """Draw how many entities (B, K) there are of each kind in `counted` from uniforms (B, K)."""
+        xp = namespace(u)
+        counts = []
+        for i, kind in enumerate(self.counted):
+            count = getattr(self, kind.option)
+            counts.append(lowest(count) + xp.floor(u[:, i : i + 1] * (highest(count) - lowest(count) + 1)))
+        return xp.concat(counts, axis=1)
+
+    def assemble(self, mover: Array, landmark: Array, present: Array) -> State:
+        """Make states of bodies x, y, vx, vy, absent ones (anything) included.
+
+        Args:
+            mover: (B, M, 4).
+            landmark: (B, L, 4).
+            present: (B, K) entities present of each kind in `counted`.
+        """
+        xp = namespace(mover)
+        roles = []
+        for kind, places in zip(self.kinds, self.places, strict=True):
+            place = xp.arange(places, dtype=mover.dtype, device=mover.device) + xp.zeros_like(mover[:, :1, 0])
+            taken = xp.ones_like(place)
+            if not kind.agent:
+                taken = xp.astype(place < present[:, self.counted.index(kind), None], mover.dtype)
+            roles.append(ABSENT + taken * (kind.role - ABSENT))
+        role = xp.concat(roles, axis=1)[..., None]
+        here = xp.astype(role != ABSENT, mover.dtype)
+        rows = [
+            xp.concat([body * here[:, part], role[:, part]], axis=-1)
+            for body, part in ((mover, slice(0, self.num_movers)), (landmark, slice(self.num_movers, None)))
+        ]
+        return State(*rows)
+
+    def arrange(self, position: Array, velocity: Array, *counts: Any) -> State:
+        """Make states of entities in the order of the kinds, absent ones (anything) included.
+
+        Args:
+            position: (B, N, 2) in units of the world.
+            velocity: (B, N, 2); that of landmarks is ignored.
+            counts: for each kind in `counted` the entities present, a number or (B, 1); without, all are.
+        """
+        xp = namespace(position)
+        given = counts or [highest(getattr(self, kind.option)) for kind in self.counted]
+        present = xp.concat([xp.zeros_like(position[:, 0, :1]) + count for count in given], axis=1)
+        mover, fixed = position[:, : self.num_movers], position[:, self.num_movers :]
+        mover = xp.concat([mover, velocity[:, : self.num_movers]], axis=-1)
+        return self.assemble(mover, xp.concat([fixed, xp.zeros_like(fixed)], axis=-1), present)
+
+    def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
+        """Check a state that a user hands over, and return it as float32 NumPy arrays with one batch axis.
+
+        Args:
+            given: what `env.unwrapped.state` returned; or a mapping with `position` (..., N, 2), entities in the
+                order agents, other movers, landmarks, and if wished `velocity` (..., N, 2) and the numbers present
+                (...) of the kinds that the options count, for example `num_noise`.
+            batch: leading shape, () for one world or (B,).
+
+        Raises:
+            ValueError, TypeError: naming the field, its value and what is allowed.
+        """
+        if isinstance(given, State):
+            rows = np.concatenate([as_numpy(field) for field in given], axis=-2)
+            role = rows[..., 4]
+            numbers = {kind.option: (role == kind.role).sum(-1) for kind in self.counted}
+            state = self.admit({"position": rows[..., :2], "velocity": rows[..., 2:4], **numbers}, batch)
+            if not np.array_equal(state.role.reshape(role.shape), role):
+                order = ", ".join(f"{kind.option} of role {kind.role}" for kind in self.kinds)
+                raise ValueError(f"state: role={role.tolist()}: must be {order}, the absent ({ABSENT}) last in each")
+            return state
+        options = tuple(kind.option for kind in self.counted)
+        check_fields("state", given, required=("position",), known=("position", "velocity", *options))
+        shape = (*batch, self.num_entities, 2)
+        position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
+        velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=self.fastest)
+        rows = (-1, self.num_entities, 2)
+        counts = [self._admit_count(option, given, batch) for option in options]
+        return self.arrange(position.reshape(rows), velocity.reshape(rows), *counts)
+
+    def _admit_count(self, option: str, given: Mapping[str, Any], batch: tuple[int, ...]) -> Array:
+        """Check how many entities of a kind a user's state has: (B, 1)."""
+        allowed = getattr(self, option)
+        count = as_numpy(given.get(option, highest(allowed)))
+        if count.dtype.kind not in "iu":
+            raise TypeError(f"state: {option}={count}: must be of integers")
+        if count.shape not in ((), batch):
+            raise ValueError(f"state: {option}={count}: shape {count.shape} must be () or {batch}")
+        if (count < lowest(allowed)).any() or (count > highest(allowed)).any():
+            raise ValueError(f"state: {option}={count}: must be within {lowest(allowed)} … {highest(allowed)}")
+        return np.broadcast_to(count, batch).reshape(-1, 1).astype(np.float32)
+
+    def control(self, action: Array, like: Array) -> Array:
+        """Turn the joint action (B, A, 5), or (B, A) when discrete, into forces (B, A, 2) in newton, typed as `like`."""
+        xp = namespace(action)
+        accel = self.table("accel", like)
+        if not self.continuous_actions:
+            return self.table("moves", like)[action] * accel
+        slots = xp.clip(xp.astype(action, like.dtype, copy=False), 0.0, 1.0)
+        return (slots[..., 2::2] - slots[..., 1::2]) * accel
+
+    def push(self, state: State, force: Array) -> State:
+        """Move by the forces (B, M, 2) that the movers apply, in newton, and by contacts."""
+        pushed, pushing = self._solid
+        if pushed.stop - pushed.start and pushed.stop - pushed.start + pushing.stop - pushing.start > 1:
+            felt = self._contacts(state, pushed, pushing)
+            if pushed == slice(0, self.num_movers):
+                force = force + felt
+            else:
+                force = namespace(force).concat(
+                    [force[:, : pushed.start], force[:, pushed] + felt, force[:, pushed.stop :]], axis=1
+                )
+        return State(physics.integrate(state.mover, force, self.table("max_speed", state.mover)), state.landmark)
+
+    def _contacts(self, state: State, pushed: slice, pushing: slice) -> Array:
+        """Return the forces (B, P, 2) on the movers `pushed`, from each other and from the landmarks `pushing`."""
+        xp = namespace(state.mover)
+        bodies = state.mover[:, pushed]
+        others = bodies
+        if pushing.stop > pushing.start:
+            others = xp.concat([bodies, state.landmark[:, pushing]], axis=1)
+        present = None
+        if self.padded:
+            present = (bodies[..., 4] != ABSENT)[:, :, None] & (others[..., 4] != ABSENT)[:, None]
+        return physics.contact_force(bodies[..., :2], others[..., :2], self.table("reach", state.mover), present)
+
+    def observation(self, state: State, agents: slice = EVERYONE) -> Array:
+        """Return the tokens (B, n, N, 5) that `agents` see: the own, landmarks, the other movers."""
+        xp = namespace(state.mover)
+        chosen = range(self.num_agents)[agents]
+        own = state.mover[:, chosen.start : chosen.stop] * self.table("frame", state.mover)  # roles are not relative
+        rows = []
+        for i, agent in enumerate(chosen):
+            others = state.mover[:, :agent], state.mover[:, agent + 1 :]
+            rows += [own[:, i : i + 1], state.landmark, *others]
+        tokens = xp.reshape(xp.concat(rows, axis=1), (-1, len(chosen), self.num_entities, 5)) - own[:, :, None]
+        if self.observation_scale != 1:
+            tokens = tokens * self.table("scale", tokens)
+        if self.padded:
+            tokens = xp.where(tokens[..., 4:] != ABSENT, tokens, self.table("absent", tokens))
+        return tokens
+
+    def world_tokens(self, state: State) -> Array:
+        """Return all entities (B, N, 5) in the frame of the world, in the units of an observation, for a critic."""
+        xp = namespace(state.mover)
+        return xp.concat([state.mover, state.landmark], axis=1) * self.table("scale", state.mover)
+
+    def random_actions(self, u: Array) -> Array:
+        """Turn uniforms (B, n, 5) into uniform actions, or (B, n) when discrete."""
+        xp = namespace(u)
+        return u if self.continuous_actions else xp.astype(xp.floor(u * self.num_actions), xp.int64)
+
+    def aim(self, state: State, agents: range, goal: Array) -> Array:
+        """Return the actions that bring `agents` nearest to a goal (B, n or 1, 2), a place for two steps ahead.
+
+        An action changes the velocity after this step, and so the position after the next. Contacts are not foreseen.
+        """
+        xp = namespace(state.mover)
+        me = state.mover[:, agents.start : agents.stop]
+        kept = (1.0 - DAMPING) * me[..., 2:4]
+        accel = self.table("accel", me)[agents.start : agents.stop]
+        miss = goal - (me[..., :2] + DT * me[..., 2:4])  # (B, n, 2), after this step
+        if self.continuous_actions:
+            push = xp.clip((miss / DT - kept) / (DT * accel), -1.0, 1.0)
+            none = xp.zeros_like(push[..., 0])
+            slots = [none] + [xp.maximum(sign * push[..., axis], none) for axis in (0, 1) for sign in (-1, 1)]
+            return xp.stack(slots, axis=-1)
+        push = self.table("moves", me) * accel[:, None]  # (n, 5, 2)
+        left = (miss - DT * kept)[:, :, None] - DT * DT * push
+        return xp.argmin(physics.length(left)[..., 0], axis=-1)
+
+    def table(self, name: str, like: Array) -> Array:
+        """Return a constant of `_tables` in the library, type and device of an array; each is made once."""
+        key = name, like.dtype, like.device
+        made = self._made.get(key)
+        if made is None:
+            made = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
+            self._made[key] = made
+        return made
+
+    @cached_property
+    def _made(self) -> dict[Any, Array]:
+        return {}
+
+    @cached_property
+    def _solid(self) -> tuple[slice, slice]:
+        """Movers that feel contacts, and landmarks that push them."""
+        solid = np.repeat([kind.solid for kind in self.kinds], self.places)
+        movers, landmarks = np.flatnonzero(solid[: self.num_movers]), np.flatnonzero(solid[self.num_movers :])
+        return tuple(slice(int(x[0]), int(x[-1]) + 1) if x.size else slice(0, 0) for x in (movers, landmarks))  # type: ignore[return-value]
+
+    @cached_property
+    def _tables(self) -> dict[str, np.ndarray]:
+        """Constants by their names."""
+        accel, max_speed, radius = (
+            np.repeat([getattr(kind, field) for kind in self.kinds], self.places)[:, None]
+            for field in ("accel", "max_speed", "radius")
+        )
+        pushed, pushing = self._solid
+        pushing = slice(pushing.start + self.num_movers, pushing.stop + self.num_movers)
+        factor = 1.0 / self.observation_scale
+        return {
+            "accel": accel[: self.num_agents],
+            "max_speed": max_speed[: self.num_movers],
+            "reach": radius[pushed] + np.concatenate([radius[pushed], radius[pushing]]).T,
+            "moves": np.array(MOVES),
+            "frame": np.array([1, 1, 1, 1, 0]),
+            "scale": np.array([factor, factor, factor, factor, 1]),
+            "absent": np.array([0, 0, 0, 0, ABSENT]),
+        }

@@ -1,0 +1,320 @@
+"""Simple tag (paper, section 4.3.2; MPE, Lowe et al. 2017): predators chase prey among obstacles.
+
+`B` worlds, `P` predators, `Q` prey, `A = P + Q` agents, `L` obstacles, `N = A + L` tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from noisy_envs import physics
+from noisy_envs.arrays import Array, namespace
+from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State
+from noisy_envs.options import Count, check_choice, check_count, check_flag, check_policy, highest
+from noisy_envs.physics import DAMPING, DT
+
+OBSTACLE, PREDATOR, PREY = 1, 2, 3
+PREDATOR_RADIUS, PREDATOR_ACCEL, PREDATOR_SPEED = 0.075, 3.0, 1.0
+PREY_RADIUS, PREY_ACCEL, PREY_SPEED = 0.05, 4.0, 1.3
+OBSTACLE_RADIUS = 0.2
+CATCH = 10.0  # what a predator gains, and prey loses, for each step of touching
+EDGE, OUTSIDE = 0.9, 1.0  # where the arena's penalty sets in, and where it begins to grow exponentially
+FULL_PENALTY = 10.0  # for each axis
+SMALLEST_SCALE = 0.1  # of the paper's start
+MPE_OBSTACLE_REACH = 0.9
+AWAY = 100.0  # how many times its distance from a pursuer lies the goal of one that flees
+
+# The game of MPE2's simple_tag_v3, as options; the differences that remain are in the docstring.
+MPE: dict[str, Any] = {
+    "num_predators": 3,
+    "num_prey": 1,
+    "num_obstacles": 2,
+    "collidable_obstacles": True,
+    "reward_sharing": "shared",
+    "start": "mpe",
+    "max_steps": 25,
+}
+
+
+class Chance(NamedTuple):
+    """What chance decides in a step."""
+
+    policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy
+
+
+@dataclass(frozen=True)
+class SimpleTag(ParticleGame):
+    """Predators are paid for touching prey; obstacles that collide with nothing are noise in the observation.
+
+    ## Description
+    The Multi-Particle Environment's predators and prey: prey are faster, predators larger. Steps of 0.1 s, damping
+    0.25, unit mass. Bodies of kinds that collide push each other away on contact. With `collidable_obstacles=False`,
+    as in the paper, obstacles enter neither reward nor dynamics: they are noise in the observation alone.
+
+    | | radius | acceleration | top speed |
+    |---|---|---|---|
+    | predator | 0.075 | 3 | 1 |
+    | prey | 0.05 | 4 | 1.3 |
+    | obstacle | 0.2 | – | 0 |
+
+    ## Action Space
+    `continuous_actions=False`: `Discrete(5)`: nothing, left (−x), right (+x), down (−y), up (+y), with full
+    acceleration. `continuous_actions=True`: `Box(0, 1, (5,), float32)`, the same five as strengths; slot 0 does
+    nothing, opposite slots subtract, values outside 0 … 1 are clipped.
+
+    ## Observation Space
+    `Box((N, 5), float32)`, a token for each entity: x, y, vx, vy relative to the observing agent, and its role. Rows:
+    the agent itself (0, 0, 0, 0, self), obstacles, the other predators, the other prey.
+
+    | role | self | obstacle | predator | prey | padding |
+    |---|---|---|---|---|---|
+    | value | 0 | 1 | 2 | 3 | −1 |
+
+    Where `num_obstacles` is a range, rows of absent obstacles are padding: 0, 0, 0, 0, −1.
+
+    ## Rewards
+    After each step a predator gains 10 for each prey that it touches (`reward_sharing="own"`, the paper), or 10 for
+    each touch of any predator ("shared", MPE). Prey lose 10 for each predator that touches them, and on each axis for
+    leaving the arena: nothing where |x| < 0.9, 10 (|x| − 0.9) below 1, then min(exp(2|x| − 2), 10). Touches are paid
+    only if both kinds collide.
+
+    ## Starting State
+    `start="paper"`: one scale for all agents of a world, U(0.1, max(log₄ A, 0.1)); position scale · U(−1, 1), velocity
+    U(−0.5, 0.5), for each axis; obstacles U(−s, s) with s = max(log₄ (obstacles present), 2). `start="mpe"`: agents
+    U(−1, 1) and at rest, obstacles U(−0.9, 0.9).
+
+    ## Episode End
+    Truncated after `max_steps`; never terminated.
+
+    ## Arguments
+    * `num_predators`, `num_prey`: agents. A single-agent view drives the first predator; the others follow
+      `predator_policy` and `prey_policy`: "random", "still", "chase" (the nearest of the other team), "flee" (from the
+      nearest), "oracle" (predators chase, prey flee), or a pure function (tokens (B, N, 5), u) -> action, where u
+      and action are (B,), or (B, 5) when actions are continuous; u is U[0, 1). Each agent hands its own tokens over.
+    * `num_obstacles`: a number, or a range (low, high) drawn anew each episode.
+    * `collidable_predators`, `collidable_prey`, `collidable_obstacles`: which kinds collide.
+    * `continuous_actions`, `max_steps`, `reward_sharing`, `start`: see above.
+
+    ## Differences
+    From MPE2's simple_tag_v3, with the options `MPE` (id `SimpleTagMPE`): agents are called `predator_i` and `prey_i`,
+    not `adversary_i` and `agent_i`; observations are tokens, in which velocities too are relative and those of
+    predators are shown; continuous actions outside 0 … 1 are clipped, where MPE2's parallel view trusts them; bodies at
+    one point feel no force instead of NaN; no curriculum, no partial observation and no end on success. From the
+    paper's code: bodies at one point, too.
+
+    ## Version History
+    * v0: first version.
+    """
+
+    num_predators: int = 1
+    num_prey: int = 3
+    num_obstacles: Count = 4
+    continuous_actions: bool = False
+    max_steps: int = 128
+    prey_policy: object = "random"
+    predator_policy: object = "random"
+    reward_sharing: str = "own"
+    start: str = "paper"
+    collidable_predators: bool = True
+    collidable_prey: bool = True
+    collidable_obstacles: bool = False
+
+    name: ClassVar[str] = "simple_tag"
+    policies: ClassVar[tuple[str, ...]] = ("random", "still", "chase", "flee", "oracle")
+    role_names: ClassVar[dict[str, int]] = {"self": SELF, "obstacle": OBSTACLE, "predator": PREDATOR, "prey": PREY}
+    start_speed: ClassVar[float] = 0.5  # each component of the paper's starting velocity is U(-0.5, 0.5)
+    observation_scale: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what the game cannot play.
+
+        Raises:
+            ValueError, TypeError: naming the option, its value and what is allowed.
+        """
+        self._settle()
+        for option in ("num_predators", "num_prey", "max_steps"):
+            check_count(option, getattr(self, option), minimum=1, may_be_range=False)
+        check_count("num_obstacles", self.num_obstacles, minimum=0)
+        check_choice("reward_sharing", self.reward_sharing, ("own", "shared"))
+        check_choice("start", self.start, ("paper", "mpe"))
+        for option in ("predator_policy", "prey_policy"):
+            check_policy(option, getattr(self, option), self.policies)
+        for option in ("continuous_actions", "collidable_predators", "collidable_prey", "collidable_obstacles"):
+            check_flag(option, getattr(self, option))
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Predators, prey, obstacles."""
+        return (
+            Kind(
+                "num_predators", PREDATOR, PREDATOR_RADIUS, self.collidable_predators, True,
+                PREDATOR_ACCEL, PREDATOR_SPEED,
+            ),
+            Kind("num_prey", PREY, PREY_RADIUS, self.collidable_prey, True, PREY_ACCEL, PREY_SPEED),
+            Kind("num_obstacles", OBSTACLE, OBSTACLE_RADIUS, self.collidable_obstacles),
+        )  # fmt: skip
+
+    @cached_property
+    def num_agents(self) -> int:
+        """Predators and prey, A."""
+        return self.num_predators + self.num_prey
+
+    @cached_property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents."""
+        predators = [f"predator_{i}" for i in range(self.num_predators)]
+        return (*predators, *(f"prey_{i}" for i in range(self.num_prey)))
+
+    @cached_property
+    def teams(self) -> dict[str, slice]:
+        """Sets of agents that may learn together."""
+        first_prey = self.num_predators
+        return {
+            "all": slice(0, self.num_agents),
+            "predators": slice(0, first_prey),
+            "prey": slice(first_prey, self.num_agents),
+        }
+
+    @cached_property
+    def scripts(self) -> tuple[tuple[slice, Any], ...]:
+        """Policies of agents that nobody drives."""
+        return ((self.teams["predators"], self.predator_policy), (self.teams["prey"], self.prey_policy))
+
+    @cached_property
+    def start_draws(self) -> tuple[int, ...]:
+        """Uniforms that `initial` takes for each stream: number of obstacles, scale, agents, obstacles."""
+        return (1, 1, 4 * self.num_agents, 2 * highest(self.num_obstacles))
+
+    @cached_property
+    def step_draws(self) -> tuple[int, ...]:
+        """Uniforms that a step takes: policies."""
+        return (self.num_agents * (self.num_actions if self.continuous_actions else 1),)
+
+    @cached_property
+    def largest_scale(self) -> float:
+        """Largest scale of the paper's start of agents."""
+        return max(math.log(self.num_agents, 4), SMALLEST_SCALE)
+
+    @cached_property
+    def start_reach(self) -> float:
+        """Largest coordinate of an entity at the start."""
+        if self.start == "mpe":
+            return 1.0
+        return max(self.largest_scale, self._spread(float(max(highest(self.num_obstacles), 1))))
+
+    def initial(self, u: tuple[Array, ...]) -> State:
+        """Draw starting states from uniforms, one array (B, count) for each of `start_draws`."""
+        u_count, u_scale, u_agent, u_obstacle = u
+        xp = namespace(u_count)
+        batch = u_count.shape[0]
+        present = self.present(u_count)
+        signed = 2 * xp.reshape(u_agent, (batch, self.num_agents, 4)) - 1
+        place = 2 * xp.reshape(u_obstacle, (batch, -1, 2)) - 1
+        if self.start == "mpe":
+            position, velocity = signed[..., :2], xp.zeros_like(signed[..., 2:])
+            place = place * MPE_OBSTACLE_REACH
+        else:
+            scale = SMALLEST_SCALE + u_scale * (self.largest_scale - SMALLEST_SCALE)  # (B, 1)
+            position, velocity = signed[..., :2] * scale[..., None], signed[..., 2:] * self.start_speed
+            place = place * self._spread(xp.clip(present, 1.0, None))[..., None]
+        mover = xp.concat([position, velocity], axis=-1)
+        return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
+
+    def chance(self, u: tuple[Array, ...]) -> Chance:
+        """Turn uniforms, an array for each of `step_draws`, into the chance of one step: no state enters."""
+        shape = (u[0].shape[0], self.num_agents, self.num_actions) if self.continuous_actions else u[0].shape
+        return Chance(namespace(u[0]).reshape(u[0], shape))
+
+    def transition(self, state: State, action: Array, chance: Chance) -> State:
+        """Play one step: `action` (B, A, 5), or (B, A) when discrete; what chance decides is in the actions."""
+        return self.push(state, self.control(action, state.mover))
+
+    def touching(self, state: State) -> Array:
+        """Tell which predators touch which prey, 1.0 or 0.0 (B, P, Q)."""
+        xp = namespace(state.mover)
+        place = state.mover[..., :2]
+        between = place[:, : self.num_predators, None] - place[:, None, self.num_predators :]
+        distance = physics.length(between)[..., 0]
+        return xp.astype(distance < PREDATOR_RADIUS + PREY_RADIUS, distance.dtype)
+
+    def reward(self, state: State, agents: slice = EVERYONE) -> Array:
+        """Return the rewards (B, n) of `agents` in a state just reached."""
+        xp = namespace(state.mover)
+        chosen = range(self.num_agents)[agents]
+        caught = self.touching(state) * (CATCH if self.collidable_predators and self.collidable_prey else 0.0)
+        rewards = []
+        if chosen.start < self.num_predators:
+            gains = xp.sum(caught, axis=2)
+            if self.reward_sharing == "shared":
+                gains = xp.sum(gains, axis=1, keepdims=True) + xp.zeros_like(gains)
+            rewards.append(gains[:, chosen.start : chosen.stop])
+        if chosen.stop > self.num_predators:
+            losses = -xp.sum(caught, axis=1) - self.penalty(state.mover[:, self.num_predators :, :2])
+            first = max(chosen.start - self.num_predators, 0)
+            rewards.append(losses[:, first : chosen.stop - self.num_predators])
+        return rewards[0] if len(rewards) == 1 else xp.concat(rewards, axis=1)
+
+    def penalty(self, position: Array) -> Array:
+        """Return what prey at places (B, Q, 2) lose for leaving the arena, both axes together (B, Q)."""
+        xp = namespace(position)
+        x = xp.clip(xp.abs(position), 0.0, 3.0)  # the exponential is cut long before, and must not overflow
+        inside = xp.clip(10.0 * (x - EDGE), 0.0, None)
+        outside = xp.clip(xp.exp(2.0 * x - 2.0), None, FULL_PENALTY)
+        return xp.sum(xp.where(x < OUTSIDE, inside, outside), axis=-1)
+
+    def signal_mask(self, tokens: Array) -> Array:
+        """Tell which tokens (..., N, 5) carry signal, bool (..., N): agents, and obstacles that collide."""
+        role = tokens[..., -1]
+        if self.collidable_obstacles and (self.collidable_predators or self.collidable_prey):
+            return role != ABSENT
+        return (role != ABSENT) & (role != OBSTACLE)
+
+    def policy(self, name: str, state: State, u: Array, agents: slice = EVERYONE) -> Array:
+        """Let `agents` act by a reference policy.
+
+        Args:
+            name: "random" (uniform over the action space), "still", "chase", "flee" or "oracle", see the class.
+            state: a batch of worlds.
+            u: (B, n, 5) uniforms, or (B, n) when discrete.
+            agents: who acts.
+
+        Returns:
+            Actions (B, n, 5), or (B, n) int64 when discrete.
+        """
+        xp = namespace(u)
+        if name in ("random", "still"):
+            return self.random_actions(u if name == "random" else xp.zeros_like(u))
+        chosen, first_prey = range(self.num_agents)[agents], self.num_predators
+        predators = range(chosen.start, min(chosen.stop, first_prey))
+        prey = range(max(chosen.start, first_prey), chosen.stop)
+        actions = [
+            self._react(state, team, rivals, flee=name == "flee" or (name == "oracle" and team is prey))
+            for team, rivals in ((predators, slice(first_prey, None)), (prey, slice(0, first_prey)))
+            if team
+        ]
+        return actions[0] if len(actions) == 1 else xp.concat(actions, axis=1)
+
+    def _react(self, state: State, agents: range, rivals: slice, flee: bool) -> Array:
+        """Let `agents` chase the nearest of the rivals, or flee from it, by their places one and two steps ahead."""
+        xp = namespace(state.mover)
+        me = state.mover[:, agents.start : agents.stop]
+        others = state.mover[:, rivals]
+        mine, theirs = (body[..., :2] + DT * body[..., 2:4] for body in (me, others))  # after this step: settled
+        distance = physics.length(mine[:, :, None] - theirs[:, None])[..., 0]  # (B, n, F)
+        place = xp.arange(theirs.shape[1], device=theirs.device)
+        nearest = xp.astype(place == xp.argmin(distance, axis=-1, keepdims=True), theirs.dtype)[..., None]
+        later = theirs + (1.0 - DAMPING) * DT * others[..., 2:4]
+        goal = xp.sum(nearest * later[:, None], axis=2)
+        if flee:
+            goal = mine + AWAY * (mine - goal)
+        return self.aim(state, agents, goal)
+
+    def _spread(self, obstacles: Array) -> Array:
+        """Half-width max(log4(obstacles), 2) of the square in which obstacles start."""
+        if isinstance(obstacles, float):
+            return max(math.log(obstacles, 4), 2.0)
+        xp = namespace(obstacles)
+        return xp.clip(xp.log(obstacles) / math.log(4), 2.0, None)

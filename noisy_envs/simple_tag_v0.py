@@ -1,0 +1,36 @@
+"""Simple tag for PettingZoo: `parallel_env(...)` and, by PettingZoo's own conversion, the AEC `env(...)`.
+
+The game and its options are described in `noisy_envs.cores.simple_tag.SimpleTag`. Agents are named `predator_0`,
+`predator_1`, …, `prey_0`, `prey_1`, …
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pettingzoo import AECEnv
+from pettingzoo.utils import parallel_to_aec, wrappers
+
+from noisy_envs.cores.simple_tag import MPE
+from noisy_envs.shells.parallel import ParallelTokenEnv
+
+
+def parallel_env(
+    render_mode: str | None = None, learners: str = "all", mpe: bool = False, **options: Any
+) -> ParallelTokenEnv:
+    """Make the environment in which agents act at once.
+
+    Args:
+        render_mode: None, "human" or "rgb_array".
+        learners: who is driven, "all", "predators" or "prey"; the others follow `predator_policy` or `prey_policy`.
+        mpe: start from the options of MPE2's simple_tag_v3 (`noisy_envs.cores.simple_tag.MPE`).
+        options: of the game, which checks them.
+    """
+    return ParallelTokenEnv("simple_tag", render_mode, learners, **{**(MPE if mpe else {}), **options})
+
+
+def env(
+    render_mode: str | None = None, learners: str = "all", mpe: bool = False, **options: Any
+) -> AECEnv[str, Any, Any]:
+    """Make the environment in which agents act in turn; see `parallel_env`."""
+    return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(render_mode, learners, mpe, **options)))
