@@ -122,7 +122,16 @@ PAPER_CENTROID = Args(
     learning_rate=2.5e-3, anneal_lr=False, gamma=0.99, gae_lambda=0.95, update_epochs=16, minibatch_size=8192,
     clip_coef=0.2, ent_coef=0.0, vf_coef=0.05, kl_coef=0.0, max_grad_norm=10.0,
 )  # fmt: skip
-PAPER = {f"noisy_envs/SimpleCentroid-{sizes}-v0": PAPER_CENTROID for sizes in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")}
+# The appendix, "MPE Simple Tag + Noise".
+PAPER_TAG = dataclasses.replace(
+    PAPER_CENTROID,
+    num_layers=6, num_heads=3, hidden_dim=3, feedforward_dim=12,
+    vf_coef=0.0005, ent_coef=0.005, kl_coef=0.5, kl_target=0.01,
+)  # fmt: skip
+PAPER = {
+    **{f"noisy_envs/SimpleCentroid-{sizes}-v0": PAPER_CENTROID for sizes in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")},
+    **{f"noisy_envs/SimpleTag-{sizes}-v0": PAPER_TAG for sizes in ("1v3v0", "1v3v4", "1v3v12", "1v3v28")},
+}
 
 
 # lowest and highest value of the settings that are not whole numbers from 1

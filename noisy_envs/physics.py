@@ -6,12 +6,16 @@ constants are those of the Multi-Particle Environment (Lowe et al. 2017), with u
 
 from __future__ import annotations
 
+import numpy as np
+
 from noisy_envs.arrays import Array, namespace
 
 DT = 0.1  # seconds
 DAMPING = 0.25  # share of the velocity lost in a step
 CONTACT_FORCE = 100.0  # newton for each unit of overlap
 CONTACT_MARGIN = 1e-3  # width over which a contact sets in
+NEGLIGIBLE = {"f": -104.0, "d": -746.0}  # exp of less is zero in float32 and float64
+NO_DISTANCE = 1e-37  # added to distances, all of which but zero swallow it: nothing is divided by zero
 
 
 def integrate(body: Array, force: Array, max_speed: Array) -> Array:
@@ -34,16 +38,16 @@ def integrate(body: Array, force: Array, max_speed: Array) -> Array:
     return xp.concat([position, velocity, body[..., 4:]], axis=-1)
 
 
-def contact_force(position: Array, others: Array, reach: Array, present: Array | None = None) -> Array:
-    """Sum the forces with which `others` push bodies away that come nearer than `reach`.
+def add_contacts(position: Array, others: Array, force: Array, reach: Array, present: Array | None = None) -> Array:
+    """Add the forces with which `others` push bodies away that come nearer than `reach`.
 
-    Two bodies at one point have no direction to part in: their force is zero, not NaN. A body is therefore
-    also safe against itself.
+    Two bodies at one point have no direction to part in: they do not push, instead of NaN.
 
     Args:
         position: (B, M, 2) of the pushed.
         others: (B, F, 2) of the pushing.
-        reach: (M, F) sums of both radii.
+        force: (B, M, 2) on the pushed so far.
+        reach: (M, F) sums of both radii; −1 for a body and itself.
         present: (B, M, F) bool, False where either is padding.
 
     Returns:
@@ -53,11 +57,13 @@ def contact_force(position: Array, others: Array, reach: Array, present: Array |
     delta = position[:, :, None] - others[:, None]  # (B, M, F, 2)
     distance = length(delta)  # (B, M, F, 1)
     overlap = (reach[..., None] - distance) * (1 / CONTACT_MARGIN)
-    push = xp.logaddexp(overlap, xp.zeros_like(overlap))  # log(1 + exp(overlap))
+    if xp is np and overlap.max() < NEGLIGIBLE[overlap.dtype.char]:
+        return force  # what follows would add zeros; in a single world this is common, and worth asking
+    push = xp.logaddexp(overlap, 0.0 * overlap)  # log(1 + exp(overlap))
     if present is not None:
         push = xp.where(present[..., None], push, xp.zeros_like(push))
-    direction = delta / (distance + (distance == 0))
-    return xp.sum(direction * push, axis=2) * (CONTACT_FORCE * CONTACT_MARGIN)
+    # the method is twice as fast as the function where arrays are small
+    return force + (delta / (distance + NO_DISTANCE) * push).sum(axis=2) * (CONTACT_FORCE * CONTACT_MARGIN)
 
 
 def length(vector: Array) -> Array:

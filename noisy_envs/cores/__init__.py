@@ -63,7 +63,10 @@ class Core(Protocol):
         """Check a state that a user hands over."""
 
     def chance(self, u: tuple[Array, ...]) -> Any:
-        """Turn uniforms into what chance decides in a step; its field `policy` (B, A, ...) is for `scripts`."""
+        """Turn uniforms into what chance decides in a step, and for `scripts` two fields (B, A, ...).
+
+        They are `policy`, uniforms, and `random`, uniformly random actions.
+        """
 
     def transition(self, state: Any, action: Array, chance: Any) -> Any:
         """Play one step of the joint action (B, A, ...)."""

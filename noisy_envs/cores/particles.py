@@ -230,28 +230,25 @@ class ParticleGame:
 
     def push(self, state: State, force: Array) -> State:
         """Move by the forces (B, M, 2) that the movers apply, in newton, and by contacts."""
-        pushed, pushing = self._solid
-        if pushed.stop - pushed.start and pushed.stop - pushed.start + pushing.stop - pushing.start > 1:
-            felt = self._contacts(state, pushed, pushing)
-            if pushed == slice(0, self.num_movers):
-                force = force + felt
-            else:
-                force = namespace(force).concat(
-                    [force[:, : pushed.start], force[:, pushed] + felt, force[:, pushed.stop :]], axis=1
-                )
+        if self._collides:
+            force = self._feel(state, force)
         return State(physics.integrate(state.mover, force, self.table("max_speed", state.mover)), state.landmark)
 
-    def _contacts(self, state: State, pushed: slice, pushing: slice) -> Array:
-        """Return the forces (B, P, 2) on the movers `pushed`, from each other and from the landmarks `pushing`."""
+    def _feel(self, state: State, force: Array) -> Array:
+        """Add to the forces (B, M, 2) those of contacts between solid movers, and with solid landmarks."""
         xp = namespace(state.mover)
-        bodies = state.mover[:, pushed]
-        others = bodies
-        if pushing.stop > pushing.start:
-            others = xp.concat([bodies, state.landmark[:, pushing]], axis=1)
+        first, end = self._solid_movers
+        bodies = others = state.mover[:, first:end]
+        if self._solid_landmarks[1]:
+            others = xp.concat([bodies, state.landmark[:, slice(*self._solid_landmarks)]], axis=1)
         present = None
         if self.padded:
             present = (bodies[..., 4] != ABSENT)[:, :, None] & (others[..., 4] != ABSENT)[:, None]
-        return physics.contact_force(bodies[..., :2], others[..., :2], self.table("reach", state.mover), present)
+        places = bodies[..., :2], others[..., :2]
+        felt = physics.add_contacts(*places, force[:, first:end], self.table("reach", bodies), present)
+        if end - first == self.num_movers:
+            return felt
+        return xp.concat([force[:, :first], felt, force[:, end:]], axis=1)
 
     def observation(self, state: State, agents: slice = EVERYONE) -> Array:
         """Return the tokens (B, n, N, 5) that `agents` see: the own, landmarks, the other movers."""
@@ -260,9 +257,8 @@ class ParticleGame:
         own = state.mover[:, chosen.start : chosen.stop] * self.table("frame", state.mover)  # roles are not relative
         rows = []
         for i, agent in enumerate(chosen):
-            others = state.mover[:, :agent], state.mover[:, agent + 1 :]
-            rows += [own[:, i : i + 1], state.landmark, *others]
-        tokens = xp.reshape(xp.concat(rows, axis=1), (-1, len(chosen), self.num_entities, 5)) - own[:, :, None]
+            rows += [own[:, i : i + 1], state.landmark, state.mover[:, :agent], state.mover[:, agent + 1 :]]
+        tokens = xp.concat(rows, axis=1).reshape(-1, len(chosen), self.num_entities, 5) - own[:, :, None]
         if self.observation_scale != 1:
             tokens = tokens * self.table("scale", tokens)
         if self.padded:
@@ -312,11 +308,25 @@ class ParticleGame:
         return {}
 
     @cached_property
-    def _solid(self) -> tuple[slice, slice]:
-        """Movers that feel contacts, and landmarks that push them."""
-        solid = np.repeat([kind.solid for kind in self.kinds], self.places)
-        movers, landmarks = np.flatnonzero(solid[: self.num_movers]), np.flatnonzero(solid[self.num_movers :])
-        return tuple(slice(int(x[0]), int(x[-1]) + 1) if x.size else slice(0, 0) for x in (movers, landmarks))  # type: ignore[return-value]
+    def _solid_movers(self) -> tuple[int, int]:
+        """First and end of the movers that feel contacts."""
+        return self._solid(slice(0, self.num_movers))
+
+    @cached_property
+    def _solid_landmarks(self) -> tuple[int, int]:
+        """First and end of the landmarks that push."""
+        return self._solid(slice(self.num_movers, None))
+
+    @cached_property
+    def _collides(self) -> bool:
+        """Whether a mover can meet another body."""
+        movers, landmarks = (end - first for first, end in (self._solid_movers, self._solid_landmarks))
+        return movers > 0 and movers + landmarks > 1
+
+    def _solid(self, part: slice) -> tuple[int, int]:
+        """Return first and end of the solid ones among the entities `part`, counted from its beginning."""
+        solid = np.flatnonzero(np.repeat([kind.solid for kind in self.kinds], self.places)[part])
+        return (int(solid[0]), int(solid[-1]) + 1) if solid.size else (0, 0)
 
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
@@ -325,13 +335,14 @@ class ParticleGame:
             np.repeat([getattr(kind, field) for kind in self.kinds], self.places)[:, None]
             for field in ("accel", "max_speed", "radius")
         )
-        pushed, pushing = self._solid
-        pushing = slice(pushing.start + self.num_movers, pushing.stop + self.num_movers)
+        movers, landmarks = radius[slice(*self._solid_movers)], radius[self.num_movers :][slice(*self._solid_landmarks)]
+        reach = movers + np.concatenate([movers, landmarks]).T
+        np.fill_diagonal(reach, -1.0)  # a body does not meet itself
         factor = 1.0 / self.observation_scale
         return {
             "accel": accel[: self.num_agents],
             "max_speed": max_speed[: self.num_movers],
-            "reach": radius[pushed] + np.concatenate([radius[pushed], radius[pushing]]).T,
+            "reach": reach,
             "moves": np.array(MOVES),
             "frame": np.array([1, 1, 1, 1, 0]),
             "scale": np.array([factor, factor, factor, factor, 1]),

@@ -36,6 +36,7 @@ class Chance(NamedTuple):
 
     wander: Array  # (B, S, 2) force of the signal, in newton
     policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy; none if A = 1
+    random: Array  # of the same shape: the actions of those that follow "random"
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ class SimpleCentroid(ParticleGame):
         angle = 2 * math.pi * u[0][..., None]
         wander = SIGNAL_ACCEL * xp.concat([xp.cos(angle), xp.sin(angle)], axis=-1)
         shape = (u[1].shape[0], -1, self.num_actions) if self.continuous_actions else u[1].shape
-        return Chance(wander, xp.reshape(u[1], shape))
+        policy = u[1].reshape(shape)
+        return Chance(wander, policy, self.random_actions(policy))
 
     def transition(self, state: State, action: Array, chance: Chance) -> State:
         """Play one step: `action` (B, A, 5), or (B, A) when discrete."""

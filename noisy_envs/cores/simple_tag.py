@@ -43,6 +43,7 @@ class Chance(NamedTuple):
     """What chance decides in a step."""
 
     policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy
+    random: Array  # of the same shape: the actions of those that follow "random"
 
 
 @dataclass(frozen=True)
@@ -226,36 +227,35 @@ class SimpleTag(ParticleGame):
     def chance(self, u: tuple[Array, ...]) -> Chance:
         """Turn uniforms, an array for each of `step_draws`, into the chance of one step: no state enters."""
         shape = (u[0].shape[0], self.num_agents, self.num_actions) if self.continuous_actions else u[0].shape
-        return Chance(namespace(u[0]).reshape(u[0], shape))
+        policy = u[0].reshape(shape)
+        return Chance(policy, self.random_actions(policy))
 
     def transition(self, state: State, action: Array, chance: Chance) -> State:
         """Play one step: `action` (B, A, 5), or (B, A) when discrete; what chance decides is in the actions."""
         return self.push(state, self.control(action, state.mover))
 
     def touching(self, state: State) -> Array:
-        """Tell which predators touch which prey, 1.0 or 0.0 (B, P, Q)."""
-        xp = namespace(state.mover)
+        """Tell which predators touch which prey, bool (B, P, Q)."""
         place = state.mover[..., :2]
         between = place[:, : self.num_predators, None] - place[:, None, self.num_predators :]
-        distance = physics.length(between)[..., 0]
-        return xp.astype(distance < PREDATOR_RADIUS + PREY_RADIUS, distance.dtype)
+        return physics.length(between)[..., 0] < PREDATOR_RADIUS + PREY_RADIUS
 
     def reward(self, state: State, agents: slice = EVERYONE) -> Array:
         """Return the rewards (B, n) of `agents` in a state just reached."""
-        xp = namespace(state.mover)
         chosen = range(self.num_agents)[agents]
-        caught = self.touching(state) * (CATCH if self.collidable_predators and self.collidable_prey else 0.0)
+        touching, dtype = self.touching(state), state.mover.dtype
+        price = CATCH if self.collidable_predators and self.collidable_prey else 0.0
         rewards = []
         if chosen.start < self.num_predators:
-            gains = xp.sum(caught, axis=2)
+            gains = touching.sum(axis=2, dtype=dtype) * price
             if self.reward_sharing == "shared":
-                gains = xp.sum(gains, axis=1, keepdims=True) + xp.zeros_like(gains)
+                gains = gains.sum(axis=1)[:, None] + 0.0 * gains
             rewards.append(gains[:, chosen.start : chosen.stop])
         if chosen.stop > self.num_predators:
-            losses = -xp.sum(caught, axis=1) - self.penalty(state.mover[:, self.num_predators :, :2])
-            first = max(chosen.start - self.num_predators, 0)
-            rewards.append(losses[:, first : chosen.stop - self.num_predators])
-        return rewards[0] if len(rewards) == 1 else xp.concat(rewards, axis=1)
+            penalty = self.penalty(state.mover[:, self.num_predators :, :2])
+            losses = -price * touching.sum(axis=1, dtype=dtype) - penalty
+            rewards.append(losses[:, max(chosen.start - self.num_predators, 0) : chosen.stop - self.num_predators])
+        return rewards[0] if len(rewards) == 1 else namespace(losses).concat(rewards, axis=1)
 
     def penalty(self, position: Array) -> Array:
         """Return what prey at places (B, Q, 2) lose for leaving the arena, both axes together (B, Q)."""
@@ -263,7 +263,7 @@ class SimpleTag(ParticleGame):
         x = xp.clip(xp.abs(position), 0.0, 3.0)  # the exponential is cut long before, and must not overflow
         inside = xp.clip(10.0 * (x - EDGE), 0.0, None)
         outside = xp.clip(xp.exp(2.0 * x - 2.0), None, FULL_PENALTY)
-        return xp.sum(xp.where(x < OUTSIDE, inside, outside), axis=-1)
+        return xp.where(x < OUTSIDE, inside, outside).sum(axis=-1)
 
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, 5) carry signal, bool (..., N): agents, and obstacles that collide."""

@@ -48,7 +48,7 @@ def check_action(core: Core, action: Any) -> np.ndarray:
     array = np.asarray(action)
     if array.shape != () or array.dtype.kind not in "iu":
         raise TypeError(f"action {action!r}: must be one integer from 0 to {core.num_actions - 1}")
-    if not 0 <= array < core.num_actions:
+    if not 0 <= int(array) < core.num_actions:
         raise ValueError(f"action {action!r}: must be from 0 to {core.num_actions - 1}")
     return array
 
@@ -91,24 +91,27 @@ def casting(core: Core, learners: slice) -> Casting:
     return tuple(sorted((part for part in cast if part[0] < part[1]), key=lambda part: part[0]))
 
 
-def follow(core: Core, cast: Casting, state: Any, action: Array, u: Array) -> Array:
+def follow(core: Core, cast: Casting, state: Any, action: Array, chance: Any) -> Array:
     """Complete the actions of the driven agents (B, n, ...) with those of the others, who follow their policies.
 
     A function gets the tokens (B, N, D) of one agent and uniforms (B, ...) of the shape of its actions.
     """
     if len(cast) == 1:
         return action
-    xp = namespace(action)
     actions = []
     for first, end, policy in cast:
+        u = chance.policy[:, first:end]
         if policy is None:
             actions.append(action)
+        elif policy == "random":  # drawn with the rest of the chance: a single world draws many steps in one call
+            actions.append(chance.random[:, first:end])
         elif isinstance(policy, str):
-            actions.append(core.policy(policy, state, u[:, first:end], slice(first, end)))
+            actions.append(core.policy(policy, state, u, slice(first, end)))
         else:
-            acts = [ask(core, policy, core.observation(state, slice(i, i + 1))[:, 0], u[:, i]) for i in range(first, end)]
-            actions.append(xp.stack(acts, axis=1))
-    return xp.concat(actions, axis=1)
+            seen = core.observation(state, slice(first, end))
+            acts = [ask(core, policy, seen[:, i], u[:, i]) for i in range(end - first)]
+            actions.append(namespace(action).stack(acts, axis=1))
+    return namespace(action).concat(actions, axis=1)
 
 
 def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:

@@ -80,7 +80,8 @@ class Episode:
         if place == 0:
             counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
             drawn = self.core.chance(uniforms(self._key, counters, self.core.step_draws))
-            self._chances = [type(drawn)._make(x[i : i + 1] for x in drawn) for i in range(CHUNK)]
+            rows = [[field[i : i + 1] for i in range(CHUNK)] for field in drawn]
+            self._chances = list(map(type(drawn), *rows))
         return self._chances[place]
 
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         if episode.truncated:
             raise RuntimeError(f"the episode ended after max_steps={self.core.max_steps} steps: call reset()")
         own = check_action(self.core, action)[None, None]
-        reward = episode.advance(follow(self.core, self._cast, episode.state, own, episode.chance().policy))[0]
+        reward = episode.advance(follow(self.core, self._cast, episode.state, own, episode.chance()))[0]
         if self.render_mode == "human":
             self.render()
         tokens = self.core.observation(episode.state, LEARNER)[0, 0]

@@ -48,7 +48,7 @@ def play(
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
-    state = core.transition(state, follow(core, cast, state, action, chance.policy), chance)
+    state = core.transition(state, follow(core, cast, state, action, chance), chance)
     return state, clock + 1, core.observation(state, learners), core.reward(state, learners)
 
 
