@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from noisy_envs.cores.simple_centroid import SimpleCentroid, State
+from noisy_envs.cores.particles import State
+from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.options import highest
 from noisy_envs.randomness import episode_key, uniforms
 
@@ -53,7 +54,7 @@ def hand_written(core: SimpleCentroid) -> Callable[..., Any]:
         body = torch.cat([mover[:, :1], state.landmark, mover[:, 1:]], 1)
         tokens = torch.cat([(body - mover[:, :1]) / 5.0, role.expand(len(mover), -1, -1)], -1)
         reward = -0.01 * (position[:, 0] - position[:, 1:].mean(1)).norm(dim=-1).sqrt()
-        return State(mover, state.landmark, state.role), role, tokens, reward
+        return State(mover, state.landmark), role, tokens, reward
 
     return step
 
@@ -119,9 +120,10 @@ def main() -> None:
 
     def on_device_by_hand() -> tuple[Any, ...]:
         state, _, _, actions = on_device()
-        role = core.observation(state)[:1, :, 4:]
+        role = core.observation(state)[:1, 0, :, 4:]
         speed = torch.tensor([5.0] + [2.0] * highest(core.num_signal), device=args.device)[None, :, None]
-        return state, role.clone(), speed, actions
+        bodies = State(*(field[..., :4].contiguous() for field in state))  # roles never change: none in its state
+        return bodies, role.clone(), speed, actions
 
     runs: dict[str, Callable[[], Any]] = {}
     for name, step, inputs in (
@@ -145,7 +147,7 @@ def main() -> None:
     worst = max(float(np.abs(expected[i] - got[i].cpu().numpy()).max()) for i in (2, 3))
 
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    floats = 2 * start.mover[0].size + start.landmark[0].size + start.role[0].size + core.num_entities * 5 + 5 + 1
+    floats = 2 * start.mover[0].size + start.landmark[0].size + core.num_entities * 5 + 5 + 1
     bytes_per_world = 4 * floats + 32
     print(f"SimpleCentroid 1v3v{args.noise}, {batch} worlds, {name}, torch {torch.__version__}")
     print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")

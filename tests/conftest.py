@@ -1,6 +1,8 @@
 """What the tests share: cases over the registry, fixtures, and helpers that play and compare."""
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
+from noisy_envs.cores.simple_tag import MPE
 from noisy_envs.registry import CORES
 
 IDS = list(ENVIRONMENTS)
@@ -19,6 +22,16 @@ GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  
 def steer(tokens: Any, u: Any) -> Any:
     """Act on what the agent sees alone: tokens (B, N, D), u (B, 5) -> (B, 5)."""
     return abs(tokens[:, -1, :5]) + 0 * u
+
+
+def hunt(tokens: Any, u: Any) -> Any:
+    """Run along x towards the last that the agent sees, or rest: tokens (B, N, D), u (B,) -> int64 (B,)."""
+    return (u < 0.8) * (1 + 1 * (tokens[:, -1, 0] > 0))
+
+
+def dodge(tokens: Any, u: Any) -> Any:
+    """Run along y away from it, or rest."""
+    return (u < 0.9) * (3 + 1 * (tokens[:, -1, 1] < 0))
 
 
 # For each game option sets that between them reach every branch of a shell; a new game must add its own.
@@ -34,9 +47,40 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             **dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True),
         },
     },
+    "simple_tag": {
+        "defaults": {},
+        "ranges": {"num_predators": 2, "num_obstacles": (0, 6), "predator_policy": "chase", "prey_policy": "flee"},
+        "functions": {"num_predators": 2, "num_prey": 2, "predator_policy": hunt, "prey_policy": dodge},
+        "mpe": {option: value for option, value in MPE.items() if option != "max_steps"},  # tests set their own
+        "crowded": {
+            "continuous_actions": True,
+            "num_predators": 2,
+            "num_obstacles": 12,
+            "collidable_obstacles": True,
+            "reward_sharing": "shared",
+        },
+    },
 }
-# options that give a game of PettingZoo one and three agents
-ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {"simple_centroid": [{}, {"num_agents": 3}]}
+# options that give a game of PettingZoo one and three agents that are driven; the second are options of the game alone
+ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {
+    "simple_centroid": [{}, {"num_agents": 3}],
+    "simple_tag": [{"num_prey": 1, "learners": "prey"}, {"num_predators": 2, "num_prey": 1}],
+}
+# the team, and options with which the first agent is all of it
+FIRST_TEAM: dict[str, tuple[str, dict[str, Any]]] = {
+    "simple_centroid": ("all", {"num_agents": 1}),
+    "simple_tag": ("predators", {"num_predators": 1}),
+}
+# the option that says what an undriven agent does, by what its name begins with
+POLICY_OF: dict[str, dict[str, str]] = {
+    "simple_centroid": {"agent": "other_policy"},
+    "simple_tag": {"predator": "predator_policy", "prey": "prey_policy"},
+}
+# options by which all agents that are not driven follow a policy
+FOLLOW: dict[str, Callable[[Any], dict[str, Any]]] = {
+    game: partial(dict.fromkeys, list(options.values())) for game, options in POLICY_OF.items()
+}
+SPARSE = ["simple_tag"]  # games whose rewards are mostly 0
 
 CASES = [(GAMES[game], options) for game in GAMES for options in VARIANTS[game].values()]
 CASE_NAMES = [f"{game}-{name}" for game in GAMES for name in VARIANTS[game]]
@@ -46,11 +90,18 @@ CONTROLS = [
     for choice in ["continuous_actions" in CORES[game].__dataclass_fields__]
     for continuous in ((True, False) if choice else (False,))
 ]
+TEAM_CASES = [
+    pytest.param(GAMES[game], options, team, id=f"{game}-{name}-{team}")
+    for game in GAMES
+    for name, options in VARIANTS[game].items()
+    for team in CORES[game](**options).teams
+]
 PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
 
 each_id = pytest.mark.parametrize("env_id", IDS)
 each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
+each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 each_control = pytest.mark.parametrize(("env_id", "options"), CONTROLS)
 each_pettingzoo = pytest.mark.parametrize("game", PETTINGZOO)
 
@@ -67,6 +118,17 @@ def backend(request: pytest.FixtureRequest) -> str:
 def dummy_display(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let human mode open its window where there is no display."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+
+
+@pytest.fixture
+def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sparse games pay also for what the agent sees, never 0, so that a lost or exchanged reward shows."""
+    for core in (CORES[game] for game in SPARSE):
+
+        def reward(self: Any, state: Any, agents: slice = slice(None), sparse: Any = core.reward) -> Any:
+            return sparse(self, state, agents) - 0.5 - abs(self.observation(state, agents)[..., -1, 0])
+
+        monkeypatch.setattr(core, "reward", reward)
 
 
 def make(env_id: str, **options: Any) -> gymnasium.Env:

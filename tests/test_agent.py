@@ -127,6 +127,15 @@ def test_a_paper_id_takes_the_papers_settings():
     assert args.num_envs * args.num_steps == 8192
 
 
+def test_a_paper_id_of_tag_takes_its_own_settings():
+    args = ppo.parse(["--env-id", "noisy_envs/SimpleTag-1v3v0-v0"])
+    assert (args.num_layers, args.num_heads, args.hidden_dim, args.feedforward_dim) == (6, 3, 3, 12)
+    assert (args.kl_coef, args.kl_target, args.vf_coef, args.ent_coef) == (0.5, 0.01, 0.0005, 0.005)
+    assert args.num_envs * args.num_steps == args.minibatch_size == 8192
+    assert (args.update_epochs, args.learning_rate, args.total_timesteps) == (16, 2.5e-3, 4_000_000)
+    assert (args.gamma, args.gae_lambda, args.clip_coef, args.max_grad_norm) == (0.99, 0.95, 0.2, 10.0)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import (
+    FOLLOW,
     GAMES,
     IDS,
     ONE_AND_THREE,
@@ -157,8 +158,8 @@ def test_agents_leave_and_return(game):
 
 @each_pettingzoo
 @pytest.mark.parametrize("seed", [0, 1])
-def test_return_equal_in_every_view(game, seed):
-    options = {**ONE_AND_THREE[game][1], "max_steps": 7}
+def test_return_equal_in_every_view(game, seed, dense_rewards):
+    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 7}
 
     def act(tokens):
         return np.asarray(steer(tokens[None], np.zeros((1, 5), np.float32))[0])
@@ -180,7 +181,7 @@ def test_return_equal_in_every_view(game, seed):
         aec.step(None if terminated or truncated else act(tokens))
     assert total == expected
 
-    single = make(GAMES[game], **options, other_policy=steer)
+    single = make(GAMES[game], **options, **FOLLOW[game](steer))
     tokens, _ = single.reset(seed=seed)
     total_return = 0.0
     for _ in range(7):
@@ -468,16 +469,16 @@ def test_bool_is_no_action(env_id, options, backend):
         envs.step(to_backend(envs.action_space.sample() > 0, backend))
 
 
-@each_game
-def test_out_of_range_is_clipped(env_id, backend):
+@each_control
+def test_out_of_range_is_clipped(env_id, options, backend):
     extreme = np.array([9.0, -3.0, 10.0, 0.25, -0.5], np.float32)
-    env = make(env_id)
+    env = make(env_id, **options)
     if not env.core.continuous_actions:
         pytest.skip("discrete")
     results = []
     for one in (extreme, extreme.clip(0, 1)):
         env.reset(seed=0)
-        envs = gymnasium.make_vec(env_id, 2, backend=backend)
+        envs = gymnasium.make_vec(env_id, 2, backend=backend, **options)
         envs.reset(seed=0)
         results.append([env.step(one), env.step(one), envs.step(to_backend(np.stack([one, one]), backend)), envs.state])
     assert_same(*results)
@@ -495,13 +496,15 @@ def test_kinds_of_integers_are_equal(env_id):
         assert_same(results[-1], results[0])
 
 
-@each_game
-def test_lists_and_doubles_are_actions(env_id):
-    env = make(env_id)
+@each_control
+def test_lists_and_doubles_are_actions(env_id, options):
+    env = make(env_id, **options)
+    if not env.core.continuous_actions:
+        pytest.skip("discrete")
     results = []
     for kind in (np.asarray, list, lambda one: one.astype(np.float64)):
         env.reset(seed=0)
-        results.append(env.step(kind(np.float32([0, 0, 1, 0.5, 0]))) if env.core.continuous_actions else 0)
+        results.append(env.step(kind(np.float32([0, 0, 1, 0.5, 0]))))
         assert_same(results[-1], results[0])
 
 

@@ -1,16 +1,23 @@
 """Trajectories recorded from the paper's own environments, replayed: start, motion, forces, tokens, rewards, length."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.cores.simple_centroid import SimpleCentroid, State
+from noisy_envs.cores.particles import ParticleGame, State
+from noisy_envs.cores.simple_centroid import SimpleCentroid
+from noisy_envs.cores.simple_tag import MPE, SimpleTag
 
 DATA = Path(__file__).parent / "data"
-RECORDINGS = {"centroid_0.npz": (1, 3, 28), "centroid_2.npz": (2, 4, 6)}  # agents, signal, noise
+RECORDINGS: dict[str, ParticleGame] = {
+    "centroid_0.npz": SimpleCentroid(1, 3, 28),
+    "centroid_2.npz": SimpleCentroid(2, 4, 6),
+    "tag_0.npz": SimpleTag(1, 3, 4, collidable_obstacles=True),
+    "tag_2.npz": SimpleTag(1, 3, 12, collidable_obstacles=False),
+    "tag_3.npz": SimpleTag(2, 2, 2, collidable_obstacles=True, continuous_actions=True),
+}
 STEPS = 60
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5}
 each_recording = pytest.mark.parametrize("name", RECORDINGS)
@@ -19,32 +26,36 @@ each_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def convert(array: np.ndarray, backend: str, dtype: str) -> Array:
-    """Return the array in the given library and floating type."""
-    array = array.astype(dtype)
+    """Return the array in the given library and floating type; integers stay what they are."""
+    array = array if array.dtype.kind == "i" else array.astype(dtype)
     return pytest.importorskip("torch").from_numpy(array) if backend == "torch" else array
 
 
-def load(name: str, backend: str, dtype: str) -> tuple[SimpleCentroid, dict[str, Array]]:
+def load(name: str, backend: str, dtype: str) -> tuple[ParticleGame, dict[str, Array]]:
     """Return a recording and the game that it is of; time is its batch axis."""
+    core = RECORDINGS[name]
     with np.load(DATA / name) as recording:
-        sizes = tuple(int(recording[f"num_{kind}"]) for kind in ("agents", "signal", "noise"))
         arrays = {key: recording[key] for key in ("pos", "vel", "action", "force", "reward", "tokens")}
-    assert sizes == RECORDINGS[name]
-    core = SimpleCentroid(*sizes)
+        told = {key: recording[key].item() for key in recording.files if key not in arrays}
+    if isinstance(core, SimpleTag):
+        told["continuous_actions"] = told.pop("continuous")
+    assert set(told) >= {kind.option for kind in core.kinds}
+    assert {option: getattr(core, option) for option in told} == told
+    movers = core.num_movers
     shapes = {"pos": (STEPS + 1, core.num_entities, 2), "vel": (STEPS + 1, core.num_entities, 2)}
-    shapes |= {"action": (STEPS, core.num_movers, 5), "force": (STEPS, core.num_movers, 2)}
-    shapes |= {"reward": (STEPS, core.num_movers), "tokens": (STEPS + 1, core.num_movers, core.num_entities, 5)}
+    shapes |= {"action": (STEPS, movers, 5) if core.continuous_actions else (STEPS, movers)}
+    shapes |= {"force": (STEPS, movers, 2), "reward": (STEPS, movers)}
+    shapes |= {"tokens": (STEPS + 1, movers, core.num_entities, 5)}
     assert {key: array.shape for key, array in arrays.items()} == shapes
     return core, {key: convert(array, backend, dtype) for key, array in arrays.items()}
 
 
-def inject(core: SimpleCentroid, recording: dict[str, Array], times: slice) -> State:
+def inject(core: ParticleGame, recording: dict[str, Array], times: slice) -> State:
     """Return the recorded states at `times`."""
-    position, velocity = recording["pos"][times], recording["vel"][times]
-    return core.arrange(position, velocity, core.num_signal, core.num_noise)
+    return core.arrange(recording["pos"][times], recording["vel"][times])
 
 
-def play(core: SimpleCentroid, recording: dict[str, Array], dtype: str) -> State:
+def play(core: ParticleGame, recording: dict[str, Array], dtype: str) -> State:
     """Return the states after each step: in float64 one free run, in float32 each step from its recorded state."""
     if dtype == "float32":
         return core.push(inject(core, recording, slice(0, STEPS)), recording["force"])
@@ -73,7 +84,7 @@ def same_sets(ours: Array, theirs: Array, dtype: str) -> bool:
 
 
 def test_recordings_are_all_replayed():
-    assert {path.name for path in DATA.glob("centroid_*.npz")} == set(RECORDINGS)
+    assert {path.name for path in DATA.glob("*_[0-9].npz")} == set(RECORDINGS)
 
 
 @each_backend
@@ -82,58 +93,80 @@ def test_recordings_are_all_replayed():
 def test_motion_and_rewards(name, dtype, backend):
     core, recording = load(name, backend, dtype)
     state = play(core, recording, dtype)
-    bodies = np.concatenate([as_numpy(state.mover), as_numpy(state.landmark)], axis=1)  # (T, E, 4)
+    bodies = np.concatenate([as_numpy(state.mover), as_numpy(state.landmark)], axis=1)  # (T, E, 5)
     close(bodies[..., :2], recording["pos"][1:], dtype)
-    close(bodies[..., 2:], recording["vel"][1:], dtype)
+    close(bodies[..., 2:4], recording["vel"][1:], dtype)
     close(core.reward(state), recording["reward"][:, : core.num_agents], dtype)
 
 
 @each_backend
 @each_dtype
 @each_recording
-def test_forces_of_learners(name, dtype, backend):
+def test_forces_of_agents(name, dtype, backend):
     core, recording = load(name, backend, dtype)
-    learners = slice(0, core.num_agents)
-    close(core.control(recording["action"][:, learners]), recording["force"][:, learners], dtype)
+    agents = slice(0, core.num_agents)
+    force = core.control(recording["action"][:, agents], recording["pos"])
+    close(force, recording["force"][:, agents], dtype)
+    assert force.dtype == recording["pos"].dtype
 
 
 @each_backend
 @each_dtype
 @each_recording
 def test_tokens(name, dtype, backend):
+    """Row by row in tag; their centroid has the rows behind the own in another order."""
     core, recording = load(name, backend, dtype)
     states = join([inject(core, recording, slice(0, 1)), play(core, recording, dtype)])
+    ours, theirs = core.observation(states), recording["tokens"][:, : core.num_agents]
+    assert ours.shape == theirs.shape
+    if isinstance(core, SimpleTag):
+        close(ours, theirs, dtype)
+        return
     for agent in range(core.num_agents):
-        ours, theirs = core.observation(states, agent), recording["tokens"][:, agent]
-        close(ours[:, 0], theirs[:, 0], dtype)
-        assert same_sets(ours[:, 1:], theirs[:, 1:], dtype)
+        close(ours[:, agent, 0], theirs[:, agent, 0], dtype)
+        assert same_sets(ours[:, agent, 1:], theirs[:, agent, 1:], dtype)
 
 
-def one_step(options: dict[str, Any], backend: str, dtype: str, action_dtype: str) -> set[str]:
+@pytest.mark.parametrize("name", [name for name, core in RECORDINGS.items() if isinstance(core, SimpleTag)])
+def test_catches_are_recorded(name):
+    _, recording = load(name, "numpy", "float64")
+    assert recording["reward"].max() == 10 and recording["reward"].min() <= -10
+
+
+def one_step(core: ParticleGame, backend: str, dtype: str, action_dtype: str) -> set[str]:
     """Return the types of all that a step from a state of type `dtype` gives."""
-    core = SimpleCentroid(**options)
     state = core.initial(tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in core.start_draws))
     chance = core.chance(tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in core.step_draws))
     shape = (2, core.num_agents, 5) if core.continuous_actions else (2, core.num_agents)
-    after = core.transition(state, convert(np.ones(shape), backend, action_dtype), chance)
-    arrays = (*state, *chance, *after, core.observation(after), core.reward(after), core.world_tokens(after))
+    after = core.transition(state, convert(np.ones(shape, action_dtype), backend, action_dtype), chance)
+    drawn = [x for name, x in chance._asdict().items() if name != "random" or core.continuous_actions]  # else integers
+    arrays = (*state, *drawn, *after, core.observation(after), core.reward(after), core.world_tokens(after))
     return {str(array.dtype).removeprefix("torch.") for array in arrays}
 
 
 SOLID = {"num_signal": (1, 3), "num_noise": (0, 28), "collidable_agents": True, "collidable_noise": True}
+each_kind = pytest.mark.parametrize(
+    ("core", "action_dtype"),
+    [
+        (SimpleCentroid(), "float32"),
+        (SimpleCentroid(continuous_actions=False, num_agents=2), "int64"),
+        (SimpleCentroid(**SOLID), "float32"),
+        (SimpleTag(), "int64"),
+        (SimpleTag(num_obstacles=(0, 28), collidable_obstacles=True, continuous_actions=True), "float32"),
+        (SimpleTag(**MPE), "int64"),
+    ],
+    ids=["centroid", "discrete centroid", "padded and solid centroid", "tag", "padded and solid tag", "MPE's tag"],
+)
 
 
 @each_backend
 @each_dtype
-@pytest.mark.parametrize(
-    ("options", "action_dtype"),
-    [({}, "float32"), ({"continuous_actions": False, "num_agents": 2}, "int64"), (SOLID, "float32")],
-    ids=["plain", "discrete", "padded and solid"],
-)
-def test_dtype_is_kept(options, action_dtype, dtype, backend):
-    assert one_step(options, backend, dtype, action_dtype) == {dtype}
+@each_kind
+def test_dtype_is_kept(core, action_dtype, dtype, backend):
+    assert one_step(core, backend, dtype, action_dtype) == {dtype}
 
 
 @each_backend
-def test_dtype_is_kept_whatever_the_action_is(backend):
-    assert one_step({}, backend, "float32", action_dtype="float64") == {"float32"}
+@pytest.mark.parametrize("game", [SimpleCentroid, SimpleTag])
+def test_dtype_is_kept_whatever_the_action_is(game, backend):
+    assert one_step(game(continuous_actions=True), backend, "float32", action_dtype="float64") == {"float32"}

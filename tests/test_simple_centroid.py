@@ -11,11 +11,12 @@ import pytest
 
 from noisy_envs import physics
 from noisy_envs.arrays import Array, as_numpy
-from noisy_envs.cores.simple_centroid import ABSENT, AGENT, NOISE, SELF, SIGNAL, Chance, SimpleCentroid, State
+from noisy_envs.cores.particles import ABSENT, SELF, State
+from noisy_envs.cores.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells import episode as episode_shell
-from noisy_envs.shells.common import observation_box
+from noisy_envs.shells.common import casting, observation_box
 from noisy_envs.shells.vector import play
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
@@ -30,6 +31,7 @@ EVERY_KIND = {
 }
 every_kind = pytest.mark.parametrize("options", EVERY_KIND.values(), ids=list(EVERY_KIND))
 DEFAULT = SimpleCentroid()
+FLOAT32 = np.zeros(0, np.float32)
 
 
 def worlds(core: SimpleCentroid, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
@@ -54,7 +56,17 @@ def arranged(core: SimpleCentroid, position: Any, velocity: Any = 0.0) -> State:
 
 def coast(core: SimpleCentroid, state: State) -> np.ndarray:
     """Play a step in which nobody pushes: the movers (M, 4)."""
-    return core.push(state, np.zeros_like(state.mover[..., 2:])).mover[0]
+    return core.push(state, np.zeros_like(state.mover[..., 2:4])).mover[0, :, :4]
+
+
+def seen(core: SimpleCentroid, state: State, agent: int = 0) -> Array:
+    """Return the tokens (B, N, 5) of one agent."""
+    return core.observation(state, slice(agent, agent + 1))[:, 0]
+
+
+def wandering(core: SimpleCentroid, wander: np.ndarray) -> Chance:
+    """Return the chance of a step in which the signal pushes itself so, (1, S, 2)."""
+    return core.chance(tuple(np.zeros((1, count), wander.dtype) for count in core.step_draws))._replace(wander=wander)
 
 
 def departure(u: np.ndarray) -> float:
@@ -81,25 +93,25 @@ def departure(u: np.ndarray) -> float:
     ],
 )
 def test_continuous_actions(action, force):
-    np.testing.assert_array_equal(DEFAULT.control(np.array([[action]], np.float32)), [[force]])
+    np.testing.assert_array_equal(DEFAULT.control(np.array([[action]], np.float32), FLOAT32), [[force]])
 
 
 def test_discrete_actions_are_the_one_hot_ones():
     discrete = dataclasses.replace(DEFAULT, continuous_actions=False)
-    one_hot = DEFAULT.control(np.eye(5, dtype=np.float32)[None])
-    np.testing.assert_array_equal(discrete.control(np.arange(5)[None]), one_hot)
+    one_hot = DEFAULT.control(np.eye(5, dtype=np.float32)[None], FLOAT32)
+    np.testing.assert_array_equal(discrete.control(np.arange(5)[None], FLOAT32), one_hot)
     np.testing.assert_array_equal(one_hot, [[[0, 0], [-5, 0], [5, 0], [0, -5], [0, 5]]])
 
 
 def test_positions_move_with_the_old_velocity():
     state = arranged(DEFAULT, np.zeros((8, 2)))
-    chance = Chance(np.zeros((1, 3, 2)), np.zeros((1, 0, 5)))
-    seen = []
+    chance = wandering(DEFAULT, np.zeros((1, 3, 2)))
+    path = []
     for _ in range(4):
         state = DEFAULT.transition(state, np.array([[[0, 0, 1, 0, 0]]], np.float32), chance)
-        seen.append(state.mover[0, 0].tolist())
+        path.append(state.mover[0, 0].tolist())
     x, v = [0, 0.05, 0.1375, 0.253125], [0.5, 0.875, 1.15625, 1.3671875]
-    np.testing.assert_allclose(seen, [[a, 0, b, 0] for a, b in zip(x, v, strict=True)], atol=1e-12)
+    np.testing.assert_allclose(path, [[a, 0, b, 0, AGENT] for a, b in zip(x, v, strict=True)], atol=1e-12)
 
 
 def test_speed_limits():
@@ -113,7 +125,7 @@ def test_signal_wanders():
     chance = DEFAULT.chance((u, np.zeros((1, 0))))
     np.testing.assert_allclose(chance.wander, [[[1, 0], [0, 1], [-1, 0]]], atol=1e-15)
     state = DEFAULT.transition(arranged(DEFAULT, np.zeros((8, 2))), np.zeros((1, 1, 5), np.float32), chance)
-    np.testing.assert_allclose(state.mover[0, 1:, 2:], [[0.1, 0], [0, 0.1], [-0.1, 0]], atol=1e-15)
+    np.testing.assert_allclose(state.mover[0, 1:, 2:4], [[0.1, 0], [0, 0.1], [-0.1, 0]], atol=1e-15)
     everywhere = DEFAULT.chance(uniforms(worlds(DEFAULT, 1)[1], np.arange(999), DEFAULT.step_draws))
     np.testing.assert_allclose(physics.length(everywhere.wander), 1, atol=1e-6)
 
@@ -188,9 +200,9 @@ def test_absent_entities_neither_push_nor_move():
     position = np.array([[[0.03, 0.0], [10, 10], *[[0, 0]] * 4]])  # absent ones lie at the origin, near the agent
     state = core.arrange(position, np.zeros_like(position), np.array([[1]]), np.array([[0]]))
     np.testing.assert_array_equal(coast(core, state), [[0.03, 0, 0, 0], [10, 10, 0, 0], [0] * 4, [0] * 4])
-    chance = Chance(np.ones((1, 3, 2)), np.zeros((1, 0, 5)))
+    chance = wandering(core, np.ones((1, 3, 2)))
     moved = core.transition(state, np.zeros((1, 1, 5)), chance).mover[0]
-    np.testing.assert_allclose(moved[1:, 2:], [[0.1, 0.1], [0, 0], [0, 0]])
+    np.testing.assert_allclose(moved[1:, 2:4], [[0.1, 0.1], [0, 0], [0, 0]])
 
 
 @pytest.mark.parametrize("options", [{}, {"collidable_agents": True, "collidable_signal": True}])
@@ -199,7 +211,7 @@ def test_noise_is_driven_through(options):
     core = SimpleCentroid(num_noise=28, **options)
     near, key = worlds(core, 64)
     near.landmark[..., :2] = near.mover[:, :1, :2] + 0.1 * near.landmark[..., :2]
-    far = near._replace(landmark=near.landmark + np.array([100, 100, 0, 0], np.float32))
+    far = near._replace(landmark=near.landmark + np.array([100, 100, 0, 0, 0], np.float32))
     for t in range(30):
         chance, u = draw_step(core, key, t)
         near, far = (core.transition(state, u, chance) for state in (near, far))
@@ -220,17 +232,17 @@ def test_noise_is_driven_through(options):
     ],
 )
 def test_only_colliding_kinds_are_paired(kinds, pairs, monkeypatch):
-    seen = []
+    counts = []
 
     def counted(position, others, *rest):
-        seen.append(position.shape[1] * others.shape[1])
-        return contact_force(position, others, *rest)
+        counts.append(position.shape[1] * others.shape[1])
+        return add_contacts(position, others, *rest)
 
-    contact_force = physics.contact_force
-    monkeypatch.setattr(physics, "contact_force", counted)
+    add_contacts = physics.add_contacts
+    monkeypatch.setattr(physics, "add_contacts", counted)
     core = SimpleCentroid(2, 3, 28, **{f"collidable_{kind}": True for kind in kinds})
     coast(core, worlds(core, 1)[0])
-    assert sum(seen) == pairs
+    assert sum(counts) == pairs
 
 
 # --- start ---
@@ -257,8 +269,8 @@ def test_spread(num_noise, u_count, entities, spread):
     shifted = core.initial(tuple(u))
     noise = plain.role[0, 4:] == NOISE
     assert (plain.role != ABSENT).sum() == entities and noise.sum() == entities - 4
-    np.testing.assert_allclose(plain.mover[0], np.tile([-spread, -spread, -2, -2], (4, 1)))
-    np.testing.assert_allclose(plain.landmark[0, noise], np.tile([-spread, -spread, 0, 0], (noise.sum(), 1)))
+    np.testing.assert_allclose(plain.mover[0, :, :4], np.tile([-spread, -spread, -2, -2], (4, 1)))
+    np.testing.assert_allclose(plain.landmark[0, noise, :4], np.tile([-spread, -spread, 0, 0], (noise.sum(), 1)))
     np.testing.assert_allclose(
         shifted.landmark[0, noise, :2] + spread, np.tile([0, 0.75], (noise.sum(), 1)), atol=1e-12
     )
@@ -277,8 +289,10 @@ def test_start_is_uniform(options, spread, noise_spread):
         assert departure(state.mover[:, body, axis] / scales[axis] / 2 + 0.5) < 2.2
     for body, axis in itertools.product(range(4), range(2)):
         assert departure(state.landmark[:, body, axis] / noise_spread / 2 + 0.5) < 2.2
-    assert (state.landmark[..., 2:] == 0).all()
-    numbers = np.concatenate([state.mover.reshape(4096, -1), state.landmark[..., :2].reshape(4096, -1)], axis=1)
+    assert (state.landmark[..., 2:4] == 0).all()
+    numbers = np.concatenate(
+        [state.mover[..., :4].reshape(4096, -1), state.landmark[..., :2].reshape(4096, -1)], axis=1
+    )
     between = np.corrcoef(numbers.T) - np.eye(numbers.shape[1])
     assert np.abs(between).max() < 5 / math.sqrt(4096)
 
@@ -309,7 +323,7 @@ def test_padding():
     state, key = worlds(core, 64)
     for t in range(3):
         for agent in range(2):
-            tokens = core.observation(state, agent)
+            tokens = seen(core, state, agent)
             mask = core.token_spec.mask(tokens)
             assert (tokens[~mask] == [0, 0, 0, 0, -1]).all()
             np.testing.assert_array_equal(mask.sum(axis=1), (state.role != ABSENT).sum(axis=1))
@@ -384,9 +398,9 @@ def test_tokens_of_each_agent():
         [1.4, -1, 0.4, 0.6, SIGNAL],
         [-0.6, 1, -0.2, 0.4, SIGNAL],
     ]
-    np.testing.assert_allclose(core.observation(state, 0)[0], first, atol=1e-12)
-    np.testing.assert_allclose(core.observation(state, 1)[0], second, atol=1e-12)
-    double = dataclasses.replace(core, observation_scale=2.5).observation(state, 1)[0]
+    np.testing.assert_allclose(seen(core, state)[0], first, atol=1e-12)
+    np.testing.assert_allclose(seen(core, state, 1)[0], second, atol=1e-12)
+    double = seen(dataclasses.replace(core, observation_scale=2.5), state, 1)[0]
     np.testing.assert_allclose(double[:, :4], 2 * np.array(second)[:, :4], atol=1e-12)
     assert core.token_spec.roles == {"self": 0, "agent": 1, "signal": 2, "noise": 3}
     assert core.token_spec.query == 0 and core.token_spec.num_tokens == 6
@@ -406,7 +420,7 @@ def test_signal_of_the_papers_experiments(name, signal, tokens):
 def test_signal_mask_of_a_range():
     core = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 3))
     position = np.zeros((1, 8, 2))
-    tokens = core.observation(core.arrange(position, position, np.array([[2]]), np.array([[1]])), 1)
+    tokens = seen(core, core.arrange(position, position, np.array([[2]]), np.array([[1]])), 1)
     assert tokens[0, :, -1].tolist() == [SELF, NOISE, ABSENT, ABSENT, AGENT, SIGNAL, SIGNAL, ABSENT]
     assert core.signal_mask(tokens)[0].tolist() == [True, False, False, False, False, True, True, False]
 
@@ -470,7 +484,7 @@ def test_policies_act_within_the_action_space(options, policy):
     else:
         assert action.shape == (256, core.num_agents) and action.dtype == np.int64
         assert action.min() >= 0 and action.max() <= 4
-    assert core.control(action).any() == (policy != "still")
+    assert core.control(action, state.mover).any() == (policy != "still")
     if policy == "random":
         assert (
             departure(action) < 2.2
@@ -505,10 +519,10 @@ def test_bounds_hold_the_worst_that_can_be_injected(options):
     outwards = np.tile(np.array([0, 1, 0, 1, 0], np.float32), (1, core.num_agents, 1))
     for _ in range(core.max_steps):
         for agent in range(core.num_agents):
-            assert box.contains(core.observation(state, agent)[0])
+            assert box.contains(seen(core, state, agent)[0])
         assert box.contains(core.world_tokens(state)[0])
-        state = core.transition(state, outwards, Chance(wander, wander[:, :0]))
-    assert box.contains(core.observation(state)[0]) and box.is_bounded()
+        state = core.transition(state, outwards, wandering(core, wander))
+    assert box.contains(seen(core, state)[0]) and box.is_bounded()
 
 
 @every_kind
@@ -517,7 +531,7 @@ def test_bounds_hold_in_play(options):
     box, (state, key) = observation_box(core), worlds(core, 64)
     for t in range(core.max_steps):
         chance, u = draw_step(core, key, t)
-        state = core.transition(state, u, chance)
+        state = core.transition(state, core.policy("random", state, u), chance)
         tokens = core.observation(state)
         assert (box.low <= tokens).all() and (tokens <= box.high).all()
 
@@ -541,9 +555,10 @@ def test_a_mapping_is_admitted():
     core = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2))
     state = core.admit({"position": np.arange(12).reshape(6, 2), "num_signal": 2, "num_noise": 1}, ())
     assert state.role.tolist() == [[AGENT, SIGNAL, SIGNAL, ABSENT, NOISE, ABSENT]]
-    np.testing.assert_array_equal(state.mover, [[[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 0, 0], [0, 0, 0, 0]]])
-    np.testing.assert_array_equal(state.landmark, [[[8, 9, 0, 0], [0, 0, 0, 0]]])
-    assert not core.admit({"position": np.zeros((6, 2)), "velocity": np.ones((6, 2))}, ()).landmark.any()  # fixed
+    np.testing.assert_array_equal(state.mover[..., :4], [[[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 0, 0], [0, 0, 0, 0]]])
+    np.testing.assert_array_equal(state.landmark[..., :4], [[[8, 9, 0, 0], [0, 0, 0, 0]]])
+    pushed = core.admit({"position": np.zeros((6, 2)), "velocity": np.ones((6, 2))}, ())
+    assert not pushed.landmark[..., :4].any()  # fixed
     several = core.admit({"position": np.ones((2, 6, 2)), "num_signal": [1, 3]}, (2,))
     assert (several.role == SIGNAL).sum(axis=1).tolist() == [1, 3]
     assert (several.role == NOISE).sum(axis=1).tolist() == [2, 2]
@@ -670,8 +685,8 @@ def test_torch_agrees_step_by_step(options):
 
     def outcome(state, u, action, u_step):
         after = core.transition(state, action, core.chance(u_step))
-        seen = [core.observation(after, agent) for agent in range(core.num_agents)]
-        return [*after, *seen, core.reward(after), core.world_tokens(after), core.policy("random", after, u)]
+        tokens = [core.observation(after), *(seen(core, after, agent) for agent in range(core.num_agents))]
+        return [*after, *tokens, core.reward(after), core.world_tokens(after), core.policy("random", after, u)]
 
     for t in range(40):
         _, u = draw_step(core, key, t)
@@ -683,7 +698,7 @@ def test_torch_agrees_step_by_step(options):
         for array, tensor in zip(ours, theirs, strict=True):
             assert array.dtype == tensor.numpy().dtype
             np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)
-        state = State(*ours[:3])
+        state = State(*ours[:2])
 
 
 @every_kind
@@ -706,10 +721,12 @@ def test_a_step_compiles_whole(options):
     torch._dynamo.reset()
     core = SimpleCentroid(**options)
     state, key = worlds(core, 4)
-    shape = (4, 5) if core.continuous_actions else (4,)
-    inputs = State(*map(torch.from_numpy, state)), torch.from_numpy(key), torch.zeros(4, dtype=torch.int64)
+    learner = slice(0, 1)
+    shape = (4, 1, 5) if core.continuous_actions else (4, 1)
+    world = State(*map(torch.from_numpy, state)), torch.from_numpy(key), torch.zeros(4, dtype=torch.int64)
     action = torch.ones(shape, dtype=torch.float32 if core.continuous_actions else torch.int64)
-    expected = play(core, *inputs, action)
-    compiled = torch.compile(play, fullgraph=True, backend="eager")(core, *inputs, action)
+    inputs = core, learner, casting(core, learner), *world, action
+    expected = play(*inputs)
+    compiled = torch.compile(play, fullgraph=True, backend="eager")(*inputs)
     for ours, theirs in zip((*expected[0], *expected[1:]), (*compiled[0], *compiled[1:]), strict=True):
         np.testing.assert_array_equal(as_numpy(ours), as_numpy(theirs))

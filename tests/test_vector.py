@@ -7,14 +7,21 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import (
+    FIRST_TEAM,
+    FOLLOW,
     GAMES,
     ONE_AND_THREE,
+    PETTINGZOO,
+    POLICY_OF,
+    VARIANTS,
     assert_same,
     draw_actions,
     each_case,
+    each_control,
     each_game,
     each_id,
     each_pettingzoo,
+    each_team,
     make,
     module,
     play,
@@ -25,7 +32,9 @@ from conftest import (
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
+from noisy_envs.registry import CORES
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
@@ -89,7 +98,7 @@ def test_every_id_equals_vector_of_singles(env_id, mode, seed):
 
 
 @each_case
-def test_reset_step_ignores_the_action(env_id, options, backend):
+def test_reset_step_ignores_the_action(env_id, options, backend, dense_rewards):
     envs = native(env_id, 3, **options, max_steps=3, backend=backend, check_actions=True)
     twin = native(env_id, 3, **options, max_steps=3, backend=backend)
     actions = [to_backend(action, backend) for action in draw_actions(envs.action_space, 7)]
@@ -112,7 +121,7 @@ def test_reset_step_ignores_the_action(env_id, options, backend):
 
 @each_case
 @each_auto_mode
-def test_episode_statistics(env_id, options, mode):
+def test_episode_statistics(env_id, options, mode, dense_rewards):
     if mode is SAME_STEP and tuple(map(int, gymnasium.__version__.split(".")[:2])) < (1, 4):
         pytest.skip("Gymnasium counted wrongly before 1.4")
     envs = RecordEpisodeStatistics(native(env_id, 2, mode, **options, max_steps=3))
@@ -339,9 +348,9 @@ def test_episodes_differ(env_id, options, kind):
 
 @each_pettingzoo
 @each_seed
-def test_parallel_view_plays_the_episode_of_single(game, seed):
-    options = {**ONE_AND_THREE[game][1], "max_steps": 20}
-    single, parallel = make(GAMES[game], **options, other_policy=steer), module(game).parallel_env(**options)
+def test_parallel_view_plays_the_episode_of_single(game, seed, dense_rewards):
+    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 20}
+    single, parallel = make(GAMES[game], **options, **FOLLOW[game](steer)), module(game).parallel_env(**options)
     actions = draw_actions(single.action_space, 20)
     learner = parallel.possible_agents[0]
     for episode in range(2):
@@ -358,9 +367,10 @@ def test_parallel_view_plays_the_episode_of_single(game, seed):
 @each_pettingzoo
 @each_seed
 def test_function_gets_the_chance_of_its_agent(game, seed):
+    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 6}
     runs = []
     for policy in ("random", lambda tokens, u: u):
-        envs = native(GAMES[game], 3, **ONE_AND_THREE[game][1], other_policy=policy, max_steps=6)
+        envs = native(GAMES[game], 3, **options, **FOLLOW[game](policy))
         runs.append((play(envs, draw_actions(envs.action_space, 10), seed=seed), envs.state))
     assert_same(*runs)
 
@@ -447,7 +457,8 @@ def test_returned_arrays_of_one_world_are_the_callers(env_id, kind):
             env = make(env_id, max_steps=4)
             step = env.step
         else:
-            env = module(next(game for game in GAMES if GAMES[game] == env_id)).parallel_env(max_steps=4)
+            game, _ = ENVIRONMENTS[env_id]
+            env = module(game).parallel_env(max_steps=4, **ONE_AND_THREE[game][0])
             (agent,) = env.possible_agents
             step = lambda action: env.step({agent: action})  # noqa: E731
         space = env.action_space if kind == "single" else env.action_space(agent)
@@ -556,18 +567,302 @@ def test_torch_keeps_its_types_whatever_the_action(env_id, options):
             assert {field.dtype for field in envs.state} == {torch.float32}
 
 
-def test_a_fresh_core_compiles_whole(monkeypatch):
+@each_game
+@pytest.mark.parametrize("learners", ["first", "all"])
+def test_a_fresh_core_compiles_whole(env_id, learners, monkeypatch):
     torch = pytest.importorskip("torch")
     compiler = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda function, fullgraph: compiler(function, backend="eager", fullgraph=fullgraph)
     )
     plain, compiled = (
-        gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 3, backend="torch", compile=flag, num_noise=13)
-        for flag in (False, True)
+        native(env_id, 3, backend="torch", compile=flag, learners=learners, max_steps=113) for flag in (False, True)
     )
     for envs in (plain, compiled):
         envs.reset(seed=0)
-    actions = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    (action,) = draw_actions(plain.action_space, 1)
+    actions = torch.from_numpy(action)
     for one, other in zip(plain.step(actions)[:4], compiled.step(actions)[:4], strict=True):
         assert torch.equal(one, other)
+
+
+# --- several learners: an axis of agents ---
+
+INFO = ("signal_mask", "snr")
+
+
+def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, int]:
+    """Return how many agents a team has, and how many tokens each sees."""
+    agents = envs.core.teams[team]
+    return len(envs.core.agents[agents]), envs.token_spec.num_tokens
+
+
+@each_team
+@each_mode
+def test_agent_axis(env_id, options, team, mode, backend):
+    envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
+    n, tokens = team_of(envs, team)
+    assert envs.single_observation_space.shape == (n, tokens, 5)
+    assert envs.action_space.shape == ((3, n, 5) if envs.core.continuous_actions else (3, n))
+    resets = 0
+    for result in staggered(envs, 30, backend=backend):
+        info = result[-1]
+        finals = [info["final_info"]] if "final_info" in info else []
+        resets += "final_info" in info or len(result) == 2
+        assert as_numpy(result[0]) in envs.observation_space
+        for part in (info, *finals):
+            assert part["signal_mask"].shape == (3, n, tokens) and part["snr"].shape == (3, n)
+            assert part["_signal_mask"].shape == part["_snr"].shape == (3,)
+            here = as_numpy(part["_snr"])
+            assert (as_numpy(part["snr"])[here] > 0).all() and not as_numpy(part["snr"])[~here].any()
+        if finals:
+            last = info["final_obs"]
+            for i in np.flatnonzero(as_numpy(info["_final_obs"])):
+                assert as_numpy(last[i]) in envs.single_observation_space
+        if len(result) == 5:
+            assert result[1].shape == (3, n) and result[2].shape == result[3].shape == (3,)
+            assert str(result[1].dtype) == {"numpy": "float64", "torch": "torch.float32"}[backend]
+        arrays = [as_numpy(array) for array in arrays_in(result)]
+        for i, one in enumerate(arrays):
+            assert not any(np.may_share_memory(one, other) for other in arrays[:i])
+    assert resets > 2 or mode is NEXT_STEP
+
+
+def world_of_team(env: Any, actions: list[Any], mode: AutoresetMode, seed: int) -> Iterator[Any]:
+    """Play PettingZoo's view as one world of a vector environment: what it shows, stacked over agents, at each step."""
+
+    def shown(observations: dict[str, Any], infos: dict[str, Any]) -> list[np.ndarray]:
+        seen = [[observations[agent] for agent in infos], *([info[k] for info in infos.values()] for k in INFO)]
+        return [np.array(field) for field in seen]
+
+    yield shown(*env.reset(seed=seed))
+    for action in actions:
+        if not env.agents:  # NEXT_STEP: the action is ignored
+            yield shown(*env.reset()), np.zeros(len(action)), False, None
+            continue
+        tokens, reward, _, truncated, infos = env.step(dict(zip(env.agents, action, strict=True)))
+        seen, ended = shown(tokens, infos), all(truncated.values())
+        last = seen if ended and mode is SAME_STEP else None
+        if ended and mode is not NEXT_STEP:
+            following = shown(*env.reset())
+            seen = following if mode is SAME_STEP else seen
+            last = following if mode is DISABLED else last
+        yield seen, np.array(list(reward.values())), ended, last
+
+
+@each_team
+@each_mode
+@each_seed
+def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mode, seed, dense_rewards):
+    game, _ = ENVIRONMENTS[env_id]
+    if game not in PETTINGZOO:
+        pytest.skip("no view of PettingZoo")
+    envs = native(env_id, 3, mode, **options, max_steps=6, learners=team)
+    actions = draw_actions(envs.action_space, 20, seed)
+    worlds = [
+        world_of_team(
+            module(game).parallel_env(**options, max_steps=6, learners=team), [a[i] for a in actions], mode, seed + i
+        )
+        for i in range(3)
+    ]
+
+    def same(i: int, tokens: Any, info: dict[str, Any], expected: list[np.ndarray]) -> None:
+        assert_same([tokens[i], *(info[name][i] for name in INFO)], expected)
+
+    tokens, info = envs.reset(seed=seed)
+    for i, world in enumerate(worlds):
+        same(i, tokens, info, next(world))
+    paid = []
+    for action in actions:
+        tokens, reward, _, truncated, info = envs.step(action)
+        paid.append(reward)
+        again = envs.reset(options={"reset_mask": truncated}) if mode is DISABLED and truncated.any() else None
+        for i, world in enumerate(worlds):
+            seen, rewards, ended, last = next(world)
+            same(i, tokens, info, seen)
+            assert_same([reward[i], bool(truncated[i])], [rewards, ended])
+            if ended and mode is SAME_STEP:
+                same(i, info["final_obs"], info["final_info"], last)
+            elif ended and mode is DISABLED:
+                same(i, *again, last)
+    assert np.ptp(np.array(paid), axis=0).all()
+
+
+@each_pettingzoo
+@each_seed
+def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards):
+    """As if all were driven by the functions that those follow, each from its own tokens and chance."""
+    (options,) = (dict(options) for options in VARIANTS[game].values() if any(map(callable, options.values())))
+    for team, learners in CORES[game](**options).teams.items():
+        everyone = module(game).parallel_env(**options)
+        some = module(game).parallel_env(**options, learners=team)
+        names = everyone.possible_agents
+        assert some.possible_agents == names[learners]
+        seen, ours = everyone.reset(seed=seed), some.reset(seed=seed)
+        for t in range(20):
+            assert_same(list(ours), [{agent: part[agent] for agent in some.possible_agents} for part in seen])
+            u = everyone._episode.chance().policy
+            acts = {
+                agent: options[POLICY_OF[game][agent.split("_")[0]]](seen[0][agent][None], u[:, i])[0]
+                for i, agent in enumerate(names)
+            }
+            driven = {agent: draw_actions(some.action_space(agent), 1, t)[0] for agent in some.possible_agents}
+            seen, ours = everyone.step({**acts, **driven}), some.step(driven)
+
+
+@each_case
+def test_a_team_is_paid_and_sees_as_if_with_all(env_id, options, backend):
+    envs = native(env_id, 300, **options, learners="all", backend=backend)
+    play(envs, [to_backend(action, backend) for action in draw_actions(envs.action_space, 5)], seed=0)
+    core, state = envs.core, envs.state
+    assert np.ptp(as_numpy(core.reward(state)), axis=0).all()
+    for agents in (*core.teams.values(), *(slice(i, i + 1) for i in range(len(core.agents)))):
+        for what in (core.reward, core.observation):
+            np.testing.assert_array_equal(as_numpy(what(state, agents)), as_numpy(what(state)[:, agents]))
+
+
+@each_team
+@each_seed
+def test_torch_steps_a_team_as_numpy(env_id, options, team, seed):
+    pytest.importorskip("torch")
+    ours, reference = (native(env_id, 20, **options, learners=team, backend=name) for name in ("torch", "numpy"))
+    reference.reset(seed=seed)
+    for t, action in enumerate(draw_actions(reference.action_space, 20)):
+        starts = [envs.reset(seed=seed, options={"state": reference.state, "episode": t}) for envs in (ours, reference)]
+        results = ours.step(to_backend(action, "torch")), reference.step(action)
+        for one, other in (starts, results):
+            fields = [*one[:-1], *(one[-1][name] for name in INFO)], [*other[:-1], *(other[-1][name] for name in INFO)]
+            for field, same in zip(*fields, strict=True):
+                np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-5)
+
+
+def without_agent_axis(value: Any) -> Any:
+    """Take the only agent out of all that a reset or a step returns."""
+    if isinstance(value, dict):
+        return {key: without_agent_axis(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(without_agent_axis, value))
+    if value.dtype == object:  # final observations of some worlds
+        for i, item in enumerate(value):
+            value[i] = item if item is None else item[0]
+        return value
+    return value[:, 0] if value.ndim > 1 else value
+
+
+@each_case
+@each_mode
+def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend, dense_rewards):
+    team, alone = FIRST_TEAM[ENVIRONMENTS[env_id][0]]
+    options = {**options, **alone, "max_steps": 5, "backend": backend}
+    both = [native(env_id, 3, mode, **options, learners=learners) for learners in ("first", team)]
+    for ours, theirs in zip(*(staggered(envs, 60, backend=backend) for envs in both), strict=True):
+        assert theirs[0].shape[1] == 1
+        assert_same(ours, without_agent_axis(theirs))
+    assert_same(both[0].state, both[1].state)
+
+
+@each_team
+def test_snapshot_of_a_team(env_id, options, team, backend):
+    source, target = (
+        native(env_id, 3, SAME_STEP, **options, max_steps=7, learners=team, backend=backend) for _ in range(2)
+    )
+    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
+    play(source, actions[:5], seed=0)
+    target.restore(source.snapshot())
+    assert_same(play(target, actions[5:]), play(source, actions[5:]))
+
+
+@each_team
+def test_a_team_is_drawn_as_in_the_parallel_view(env_id, options, team, backend):
+    game, _ = ENVIRONMENTS[env_id]
+    if game not in PETTINGZOO:
+        pytest.skip("no view of PettingZoo")
+    options = {**options, "learners": team, "render_mode": "rgb_array", "max_steps": 4}
+    envs, parallel = native(env_id, 2, **options, backend=backend), module(game).parallel_env(**options)
+    envs.reset(seed=3)
+    parallel.reset(seed=4)
+    for action in draw_actions(envs.action_space, 3):
+        frame = envs.render()[1]
+        # on torch a particle may lie a last digit beside, which shades a pixel
+        alike = np.isclose(frame.astype(int), parallel.render().astype(int), atol=0 if backend == "numpy" else 8)
+        assert frame.dtype == np.uint8 and alike.mean() >= (1 if backend == "numpy" else 0.999)
+        envs.step(to_backend(action, backend))
+        parallel.step(dict(zip(parallel.agents, action[1], strict=True)))
+
+
+@each_team
+def test_bad_actions_of_a_team(env_id, options, team, backend):
+    envs, untouched = (
+        native(env_id, 3, **options, learners=team, backend=backend, check_actions=True) for _ in range(2)
+    )
+    trusting = native(env_id, 3, **options, learners=team, backend=backend, check_actions=False)
+    for each in (envs, untouched, trusting):
+        each.reset(seed=0)
+    (array,) = draw_actions(envs.action_space, 1)
+    for bad in (array[:2], array[:, :1, None], array[None], array[0], array[:, 0], array[:, [0] * 9]):
+        for each in (envs, trusting):
+            with pytest.raises(ValueError, match=r"actions: .* must be .* \(3, "):
+                each.step(to_backend(bad, backend))
+    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+        bad = array.copy()
+        bad[1, -1, ...] = value
+        with pytest.raises(ValueError, match="of world 1: must be"):
+            envs.step(to_backend(bad, backend))
+    good = to_backend(array, backend)
+    expected = untouched.step(good)
+    assert_same(envs.step(good), expected)
+    assert_same(trusting.step(good), expected)
+
+
+@each_game
+@pytest.mark.parametrize("wrong", ["wolves", "First", None, 0, ""])
+def test_a_wrong_team_is_named(env_id, wrong):
+    game, _ = ENVIRONMENTS[env_id]
+    teams = ", ".join(map(repr, CORES[game]().teams))
+    with pytest.raises(ValueError, match=rf"^learners={wrong!r}: must be one of 'first', {teams}$"):
+        native(env_id, 2, learners=wrong)
+    if game in PETTINGZOO:
+        for bad in (wrong, "first"):
+            with pytest.raises(ValueError, match=rf"^learners={bad!r}: must be one of {teams}$"):
+                module(game).parallel_env(learners=bad)
+
+
+# --- policies that users write ---
+
+WRONG_ANSWERS = {
+    "nothing": lambda good: None,
+    "a list": lambda good: good.tolist(),
+    "too few": lambda good: good[:-1],
+    "an axis too many": lambda good: good[..., None],
+    "bool": lambda good: good > 0,
+    "another kind of number": lambda good: (good > 0.5) * 1 if "float" in str(good.dtype) else good * 1.0,
+    "another library": lambda good: to_backend(good, "torch") if isinstance(good, np.ndarray) else as_numpy(good),
+}
+
+
+@each_control
+@pytest.mark.parametrize("answer", WRONG_ANSWERS.values(), ids=list(WRONG_ANSWERS))
+@pytest.mark.parametrize("kind", ["single", "numpy", "torch", "parallel"])
+def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
+    pytest.importorskip("torch")
+    game, _ = ENVIRONMENTS[env_id]
+
+    def misguided(tokens: Any, u: Any) -> Any:
+        return answer(u if env.core.continuous_actions else (u > 0.5) * 1)
+
+    options = {**options, **ONE_AND_THREE[game][1], **FOLLOW[game](misguided)}
+    *_, team = CORES[game](**options).teams
+    if kind == "parallel" and (team == "all" or game not in PETTINGZOO):
+        pytest.skip("all agents are driven")
+    if kind == "parallel":
+        env = module(game).parallel_env(**options, learners=team)
+        action = {agent: env.action_space(agent).sample() for agent in env.possible_agents}
+    else:
+        env = make(env_id, **options) if kind == "single" else native(env_id, 3, **options, backend=kind)
+        (action,) = draw_actions(env.action_space, 1)
+        action = action if kind == "single" else to_backend(action, kind)
+    shape = r"\(\d, 5\)" if env.core.continuous_actions else r"\(\d,\)"
+    allowed = f"{'real floating' if env.core.continuous_actions else 'integral'} {shape}"
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=rf"policy <function .*misguided.*> gave .*: must be {allowed}"):
+        env.step(action)

@@ -115,12 +115,19 @@ def follow(core: Core, cast: Casting, state: Any, action: Array, chance: Any) ->
 
 
 def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
-    """Return the actions of a user's function, or raise unless they have the shape and kind of actions."""
+    """Return the actions of a user's function, or raise unless they are actions of the shape and library of `u`.
+
+    Values are checked on NumPy only: on a GPU that would wait for the device.
+    """
     xp = namespace(u)
     actions = policy(tokens, u)
     kind = "real floating" if core.continuous_actions else "integral"
     shape, dtype = getattr(actions, "shape", None), getattr(actions, "dtype", None)
-    if shape != u.shape or not xp.isdtype(dtype, kind):
+    if not isinstance(actions, type(u)) or shape != u.shape or not xp.isdtype(dtype, kind):
         got = type(actions).__name__ if dtype is None else f"{dtype} {tuple(actions.shape)}"
         raise ValueError(f"policy {policy!r} gave {got}: must be {kind} {tuple(u.shape)}, as the tokens' library has it")
-    return actions
+    legal = actions if core.continuous_actions else xp.clip(actions, 0, core.num_actions - 1)
+    if xp is np and not (np.isfinite(actions) & (legal == actions)).all():
+        allowed = "finite numbers" if core.continuous_actions else f"from 0 to {core.num_actions - 1}"
+        raise ValueError(f"policy {policy!r} gave {actions}: must be {allowed}")
+    return legal

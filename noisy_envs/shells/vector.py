@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -280,7 +281,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
                 import torch
 
                 play(*inputs)  # fills the core's cached properties: Python 3.11 locks them, which bars compiling
-                self._step = torch.compile(play, fullgraph=True)
+                # a copy of the code: dynamo counts variants by code, and refuses the ninth
+                own = FunctionType(play.__code__.replace(), play.__globals__)
+                self._step = torch.compile(own, fullgraph=True)
             step = self._step
         state, clock, tokens, rewards = step(*inputs)
         return (state, clock, tokens[:, 0], rewards[:, 0]) if self._squeeze else (state, clock, tokens, rewards)
@@ -414,6 +417,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             actions = actions.detach().float() if core.continuous_actions else actions.detach().long()
         if self.check_actions:
             self._check_values(actions)
+        if not core.continuous_actions:  # an unchecked number must not reach out of a table: a GPU would not recover
+            actions = namespace(actions).clip(actions, 0, core.num_actions - 1)
         return actions
 
     def _check_values(self, actions: Array) -> None:
