@@ -64,13 +64,13 @@ class ParticleGame:
     role_names: ClassVar[dict[str, int]]
     start_speed: ClassVar[float]  # largest component of a starting velocity
 
-    # each game's own: options of the dataclass, or constants
-    continuous_actions: bool
-    max_steps: int
-    observation_scale: float
-    kinds: tuple[Kind, ...]
-    num_agents: int
-    start_reach: float  # largest coordinate of an entity at the start
+    # each game's own: options of the dataclass, constants or properties
+    continuous_actions: Any  # bool
+    max_steps: Any  # int
+    observation_scale: Any  # float
+    kinds: Any  # tuple[Kind, ...]
+    num_agents: Any  # int
+    start_reach: Any  # float, largest coordinate of an entity at the start
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy the options alone; what follows from them is made anew."""
@@ -203,9 +203,9 @@ class ParticleGame:
         shape = (*batch, self.num_entities, 2)
         position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
         velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=self.fastest)
-        rows = (-1, self.num_entities, 2)
         counts = [self._admit_count(option, given, batch) for option in options]
-        return self.arrange(position.reshape(rows), velocity.reshape(rows), *counts)
+        position, velocity = (x.reshape(-1, self.num_entities, 2) for x in (position, velocity))
+        return self.arrange(position, velocity, *counts)
 
     def _admit_count(self, option: str, given: Mapping[str, Any], batch: tuple[int, ...]) -> Array:
         """Check how many entities of a kind a user's state has: (B, 1)."""
@@ -220,7 +220,7 @@ class ParticleGame:
         return np.broadcast_to(count, batch).reshape(-1, 1).astype(np.float32)
 
     def control(self, action: Array, like: Array) -> Array:
-        """Turn the joint action (B, A, 5), or (B, A) when discrete, into forces (B, A, 2) in newton, typed as `like`."""
+        """Turn the joint action (B, A, 5), or (B, A) when discrete, into newtons (B, A, 2) of the type of `like`."""
         xp = namespace(action)
         accel = self.table("accel", like)
         if not self.continuous_actions:

@@ -127,7 +127,7 @@ class SimpleTag(ParticleGame):
     policies: ClassVar[tuple[str, ...]] = ("random", "still", "chase", "flee", "oracle")
     role_names: ClassVar[dict[str, int]] = {"self": SELF, "obstacle": OBSTACLE, "predator": PREDATOR, "prey": PREY}
     start_speed: ClassVar[float] = 0.5  # each component of the paper's starting velocity is U(-0.5, 0.5)
-    observation_scale: ClassVar[float] = 1.0
+    observation_scale = 1.0  # no option of this game
 
     def __post_init__(self) -> None:
         """Refuse what the game cannot play.

@@ -13,7 +13,6 @@ from noisy_envs.shells.common import action_space, casting, check_action, follow
 from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.tokens import TokenSpec
 
-
 LEARNER = slice(0, 1)  # the first agent
 
 

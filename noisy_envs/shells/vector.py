@@ -77,8 +77,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Rewards are float64 on NumPy, as Gymnasium's own vector environments give, float32 on torch. `info` holds
-    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), with masks `_signal_mask` and `_snr` (B,) in Gymnasium's manner. On torch
-    `final_obs` and `final_info` are dense tensors, valid where their masks say.
+    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), with masks `_signal_mask` and `_snr` (B,) in
+    Gymnasium's manner. On torch `final_obs` and `final_info` are dense tensors, valid where their masks say.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
