@@ -2,9 +2,9 @@
 
     python benchmarks/env_speed.py [--repeats 7]
 
-NumPy runs on one core. The limit printed beside a vector figure is memory: the bytes of the tokens and of the state
-that a step must write and read, over the bandwidth of a copy measured in the same run. A single world is bound by
-the overhead of NumPy's calls instead.
+One core. MPE2 must be installed: it plays the same sizes beside ours, agents colliding in both. The limit of a vector
+is memory: the bytes of tokens and state that a step must write and read, over the bandwidth of a copy measured in the
+same run. A single world is bound by the overhead of NumPy's calls instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch
 import noisy_envs
 from noisy_envs.runs import commit
 
-CENTROID = "noisy_envs/SimpleCentroid"
+CENTROID, TAG = "noisy_envs/SimpleCentroid", "noisy_envs/SimpleTag"
 
 
-def single(env_id: str) -> Callable[[int], int]:
+def single(env_id: str, **options: Any) -> Callable[[int], int]:
     """Return a function that plays a number of steps of one environment and returns how many it played."""
-    env = gymnasium.make(env_id).unwrapped
+    env = gymnasium.make(env_id, **options).unwrapped
     env.reset(seed=0)
     actions = [env.action_space.sample() for _ in range(64)]
 
@@ -48,13 +48,34 @@ def vector(env_id: str, num_envs: int, mode: str, backend: str = "numpy", **keyw
         keywords = {"backend": backend, **keywords}
     envs: Any = gymnasium.make_vec(env_id, num_envs, vectorization_mode=None if mode == "native" else mode, **keywords)
     envs.reset(seed=0)
-    action = np.random.default_rng(0).random((num_envs, 5), dtype=np.float32)
+    envs.action_space.seed(0)
+    action = envs.action_space.sample()
     actions = torch.from_numpy(action) if backend == "torch" else action
 
     def play(steps: int) -> int:
         for _ in range(steps):
             envs.step(actions)
         return steps * num_envs
+
+    return play
+
+
+def mpe2(num_obstacles: int, collide: bool) -> Callable[[int], int]:
+    """Return a function that plays a number of steps of MPE2's simple_tag_v3, one predator and three prey."""
+    from mpe2 import simple_tag_v3
+
+    env = simple_tag_v3.parallel_env(num_good=3, num_adversaries=1, num_obstacles=num_obstacles, max_cycles=128)
+    env.reset(seed=0)
+    for landmark in env.unwrapped.world.landmarks:
+        landmark.collide = collide
+    actions = [{agent: env.action_space(agent).sample() for agent in env.possible_agents} for _ in range(64)]
+
+    def play(steps: int) -> int:
+        for i in range(steps):
+            env.step(actions[i % 64])
+            if not env.agents:
+                env.reset()
+        return steps
 
     return play
 
@@ -95,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     core = gymnasium.make(f"{CENTROID}-1v3v28-v0").unwrapped.core  # type: ignore[attr-defined]
     tokens = core.num_entities * 5
-    step_bytes = 4 * (tokens + 2 * 4 * core.num_movers + 5 * core.num_entities)
+    step_bytes = 4 * (tokens + 2 * 5 * core.num_movers + 5 * (core.num_entities - core.num_movers))
     bandwidth = copy_bandwidth()
     print(
         f"noisy-envs {noisy_envs.__version__} {commit()}, Python {platform.python_version()}, NumPy {np.__version__},"
@@ -103,23 +124,33 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {platform.machine()}; one core; a copy runs at {bandwidth / 1e9:.1f} GB/s, so that"
     )
-    print(f"{step_bytes} bytes a step of 1v3v28 allow {bandwidth / step_bytes:,.0f} steps/s")
+    print(f"{step_bytes} bytes a step of SimpleCentroid 1v3v28 allow {bandwidth / step_bytes:,.0f} steps/s")
+    compiled: dict[str, Any] = {"backend": "torch", "compile": True}
+    centroid, tag = f"{CENTROID}-1v3v28-v0", f"{TAG}-1v3v28-v0"
     rows: list[tuple[str, Callable[[], Callable[[int], int]]]] = [
-        ("one world, 1v31v0", lambda: single(f"{CENTROID}-1v31v0-v0")),
-        ("one world, 1v3v28", lambda: single(f"{CENTROID}-1v3v28-v0")),
-        ("64 worlds, 1v3v28, Gymnasium's SyncVectorEnv", lambda: vector(f"{CENTROID}-1v3v28-v0", 64, "sync")),
-        ("64 worlds, 1v3v28, native NumPy", lambda: vector(f"{CENTROID}-1v3v28-v0", 64, "native")),
-        ("4,096 worlds, 1v3v28, native NumPy", lambda: vector(f"{CENTROID}-1v3v28-v0", 4096, "native")),
-        ("4,096 worlds, 1v3v28, torch", lambda: vector(f"{CENTROID}-1v3v28-v0", 4096, "native", "torch")),
-        (
-            "4,096 worlds, 1v3v28, torch compiled",
-            lambda: vector(f"{CENTROID}-1v3v28-v0", 4096, "native", "torch", compile=True),
-        ),
+        ("SimpleCentroid 1v31v0, one world", lambda: single(f"{CENTROID}-1v31v0-v0")),
+        ("SimpleCentroid 1v3v28, one world", lambda: single(centroid)),
+        ("  64 worlds, Gymnasium's SyncVectorEnv", lambda: vector(centroid, 64, "sync")),
+        ("  64 worlds", lambda: vector(centroid, 64, "native")),
+        ("  4,096 worlds", lambda: vector(centroid, 4096, "native")),
+        ("  4,096 worlds, torch", lambda: vector(centroid, 4096, "native", "torch")),
+        ("  4,096 worlds, torch compiled", lambda: vector(centroid, 4096, "native", **compiled)),
+        ("SimpleTag 1v3v28, one world", lambda: single(tag)),
+        ("  MPE2, obstacles that do not collide", lambda: mpe2(28, collide=False)),
+        ("SimpleTag 1v3v28, solid obstacles, one world", lambda: single(tag, collidable_obstacles=True)),
+        ("  MPE2, obstacles that collide", lambda: mpe2(28, collide=True)),
+        ("SimpleTag 1v3v28, 4,096 worlds", lambda: vector(tag, 4096, "native")),
+        ("  all four agents observe", lambda: vector(tag, 4096, "native", learners="all")),
+        ("  solid obstacles", lambda: vector(tag, 4096, "native", collidable_obstacles=True)),
+        ("  torch compiled", lambda: vector(tag, 4096, "native", **compiled)),
+        ("SimpleTag 1v3v4, 4,096 worlds", lambda: vector(f"{TAG}-1v3v4-v0", 4096, "native")),
+        ("SimpleTag 1v3v64, 1,024 worlds", lambda: vector(tag, 1024, "native", num_obstacles=64)),
+        ("SimpleTag 1v3v0, 1,024 worlds", lambda: vector(tag, 1024, "native", num_obstacles=0)),
     ]
     for name, make in rows:
         figures = rates(make(), repeats)
         median = statistics.median(figures)
-        print(f"{name:48s} {median:12,.0f} steps/s  spread {(max(figures) - min(figures)) / median:4.0%}")
+        print(f"{name:46s} {median:12,.0f} steps/s  spread {(max(figures) - min(figures)) / median:4.0%}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [FILE.gif]."""
+"""Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif]."""
 
 import sys
 from pathlib import Path
@@ -10,14 +10,16 @@ import numpy as np
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.runs import write_gif
 
-env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", render_mode="rgb_array").unwrapped
+env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleCentroid-v0"
+env: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
 _, info = env.reset(seed=1)
 frames, ended = [], False
 while not ended:
     frames.append(env.render(weights=info["signal_mask"].astype(float)))
     worlds = type(env.state)._make(field[None] for field in env.state)  # a batch of one
-    action = env.core.policy("oracle", worlds, np.zeros((1, 1, 5), np.float32))[0, 0]
+    u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle leaves nothing to chance
+    action = env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0]
     _, _, terminated, truncated, info = env.step(action)
     ended = terminated or truncated
 env.close()
-write_gif(Path(sys.argv[1] if len(sys.argv) > 1 else "oracle.gif"), frames, fps=10)
+write_gif(Path(sys.argv[2] if len(sys.argv) > 2 else "oracle.gif"), frames, fps=10)
