@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from noisy_envs.cores import simple_centroid as centroid
+from noisy_envs.cores import simple_tag as tag
+from noisy_envs.cores.particles import ABSENT, ParticleGame, State
 
 if TYPE_CHECKING:
     import pygame
@@ -28,7 +30,8 @@ Picture = npt.NDArray[np.uint8]
 
 WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
 GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
-AMBER = (255, 166, 0)
+DARK_RED, BRIGHT_GREEN = (150, 12, 24), (84, 214, 96)
+AMBER, YELLOW = (255, 166, 0), (255, 224, 32)
 MARGIN = 0.5  # units of the world between the outermost start and the border
 # shares of the picture's size
 BAND = 0.055  # height of the caption, and of the legend
@@ -45,7 +48,7 @@ class Kind(NamedTuple):
     radius: float  # units of the world
     color: Color
     core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
-    cross: bool = False  # a cross instead of a disc
+    shape: str = "disc"  # "disc", "ring", "diamond", "star" or "cross"
 
 
 class Item(NamedTuple):
@@ -64,35 +67,62 @@ class Scene:
     reach: float  # half the height that the camera sees
     kinds: tuple[Kind, ...]  # the legend; earlier kinds lie on later ones
     items: list[Item]
+    arena: float = 0.0  # half the side of a square to outline; 0 for none
 
 
 AGENT = Kind("agent", centroid.AGENT_RADIUS, GREEN)
 OTHER = Kind("other agents", centroid.AGENT_RADIUS, PALE_GREEN)
 SIGNAL = Kind("signal", centroid.SIGNAL_RADIUS, BLUE, ((0.78, WHITE), (0.54, BLUE)))
 NOISE = Kind("noise", centroid.NOISE_RADIUS, RED, ((0.64, WHITE),))
-CENTROID = Kind("centroid", 0.16, BLACK, cross=True)  # larger than what may lie on it
+CENTROID = Kind("centroid", 0.16, BLACK, shape="cross")  # larger than what may lie on it
+PREDATOR = Kind("predator", tag.PREDATOR_RADIUS, DARK_RED)
+PREDATORS = Kind("other predators", tag.PREDATOR_RADIUS, DARK_RED, ((0.55, WHITE),))
+PREY = Kind("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
+CATCH_FLASH = Kind("catch", 0.2, YELLOW, shape="star")
+SOLID_OBSTACLE = Kind("obstacle", tag.OBSTACLE_RADIUS, BLACK)
+NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
 WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
 
 
-def simple_centroid_scene(core: centroid.SimpleCentroid, state: centroid.State, halos: Array) -> Scene:
-    """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
-    body = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])[:, :2]  # (N, 2)
-    role = np.concatenate([state.role[:1], state.role[core.num_movers :], state.role[1 : core.num_movers]])
-    looks = {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}
-    items = [
-        Item(AGENT if token == 0 else looks[int(role[token])], float(x), float(y), float(halos[token]))
-        for token, (x, y) in enumerate(body)
-        if role[token] != centroid.ABSENT
+def _seen(core: ParticleGame, state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
+    """Show all entities present: the first agent as `first`, others as their roles look; halos as its tokens."""
+    rows = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])  # (N, 5), in the order of the tokens
+    return [
+        Item(looks[int(role)] if token else first, float(x), float(y), float(halos[token]))
+        for token, (x, y, _, _, role) in enumerate(rows)
+        if role != ABSENT
     ]
-    middle = body[role == centroid.SIGNAL].mean(axis=0)
+
+
+def simple_centroid_scene(core: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
+    """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
+    items = _seen(core, state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
+    middle = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
     items.append(Item(CENTROID, float(middle[0]), float(middle[1])))
     played = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
     kinds = tuple(kind for kind in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if played.get(kind, True))
     return Scene(core.start_reach + MARGIN, kinds, items)
 
 
+def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
+    """Show a world of SimpleTag; `halos` (N,) in the order of the first predator's tokens.
+
+    Obstacles that collide with nothing are hollow. A star lies behind each prey that is caught.
+    """
+    obstacle = SOLID_OBSTACLE if core.obstacles_matter else NOISE_OBSTACLE
+    looks = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
+    items = _seen(core, state, halos, looks, PREDATOR)
+    prey = state.mover[core.num_predators :, :2]
+    caught = core.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
+    items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]
+    played = {PREDATORS: core.num_predators > 1, obstacle: core.num_entities > core.num_movers}
+    kinds = tuple(kind for kind in (PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle) if played.get(kind, True))
+    return Scene(core.start_reach + MARGIN, kinds, items, arena=tag.OUTSIDE)
+
+
 SCENES: dict[str, Callable[[Any, Any, Array], Scene]] = {
     centroid.SimpleCentroid.name: simple_centroid_scene,
+    tag.SimpleTag.name: simple_tag_scene,
 }
 
 
@@ -215,7 +245,7 @@ def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
 def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> None:
     """Paint grid and things; an arrow at the border stands for a thing out of view."""
     least, scale = LEGIBLE * canvas.get_width(), view.height / 2 / scene.reach
-    _paint_grid(canvas, view, scale)
+    _paint_grid(canvas, view, scale, scene.arena)
     border = view.inflate(-4 * least, -4 * least)
     things = []
     for item in sorted(scene.items, key=lambda item: scene.kinds.index(item.kind), reverse=True):
@@ -232,8 +262,8 @@ def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> Non
             _paint_arrow(canvas, item.kind.color, near, angle, 1.4 * least)
 
 
-def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float) -> None:
-    """Paint lines a unit (or a power of ten of it) apart, those through the origin darker."""
+def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: float) -> None:
+    """Paint lines a unit (or a power of ten of it) apart, those through the origin darker, and the arena's edge."""
     import pygame
 
     apart = scale * 10.0 ** math.ceil(math.log10(view.width / scale / 20))
@@ -243,21 +273,40 @@ def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float) -> None
         pygame.draw.line(canvas, GRID if line else AXES, (x, view.top), (x, view.bottom), SMOOTH)
         pygame.draw.line(canvas, GRID if line else AXES, (view.left, y), (view.right, y), SMOOTH)
     pygame.draw.rect(canvas, AXES, view, SMOOTH)
+    if arena:
+        side = 2 * arena * scale
+        edge = pygame.Rect(view.centerx - side / 2, view.centery - side / 2, side, side)
+        pygame.draw.rect(canvas, AXES, edge, 2 * SMOOTH)
 
 
 def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float) -> None:
     """Paint one thing."""
     import pygame
 
-    if kind.cross:
-        x, y = place
+    x, y = place
+    if kind.shape == "cross":
         for color, width, length in ((WHITE, 5, radius + SMOOTH), (kind.color, 2, radius)):
             pygame.draw.line(canvas, color, (x - length, y), (x + length, y), width * SMOOTH)
             pygame.draw.line(canvas, color, (x, y - length), (x, y + length), width * SMOOTH)
-        return
-    pygame.draw.circle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
-    for share, color in ((1.0, kind.color), *kind.core):
-        pygame.draw.circle(canvas, color, place, share * radius)
+    elif kind.shape == "ring":
+        pygame.draw.circle(canvas, kind.color, place, radius, 2 * SMOOTH)
+    elif kind.shape == "star":
+        pygame.draw.polygon(canvas, BLACK, _star(place, radius + 2 * SMOOTH, 9))
+        pygame.draw.polygon(canvas, kind.color, _star(place, radius, 9))
+    elif kind.shape == "diamond":
+        corner = 1.25 * radius  # as large as the disc
+        for color, size in ((BLACK, corner + 2 * SMOOTH), (kind.color, corner)):
+            pygame.draw.polygon(canvas, color, [(x - size, y), (x, y - size), (x + size, y), (x, y + size)])
+    else:
+        pygame.draw.circle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
+        for share, color in ((1.0, kind.color), *kind.core):
+            pygame.draw.circle(canvas, color, place, share * radius)
+
+
+def _star(place: Point, radius: float, points: int) -> list[Point]:
+    """Return the corners of a star."""
+    turns = [(math.pi * corner / points, radius if corner % 2 else 0.6 * radius) for corner in range(2 * points)]
+    return [(place[0] + far * math.cos(angle), place[1] + far * math.sin(angle)) for angle, far in turns]
 
 
 def _paint_arrow(canvas: pygame.Surface, color: Color, place: Point, angle: float, radius: float) -> None:
@@ -289,14 +338,14 @@ def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, kind
     """Paint an icon and a label for each kind, in a row around the middle of the canvas at height `y`."""
     icon = BAND / 2 * canvas.get_width()
     labels = [font.render(kind.name, True, BLACK) for kind in kinds]
-    x = (canvas.get_width() - sum(2.2 * icon + label.get_width() for label in labels) + icon) / 2
+    x = (canvas.get_width() - sum(2.3 * icon + label.get_width() for label in labels) + icon) / 2
     for kind, label in zip(kinds, labels, strict=True):
         if kind is WEIGHT:
             _paint_halo(canvas, (x + icon / 2, y), 1.0, 0.5)
         else:
             _paint_kind(canvas, kind, (x + icon / 2, y), LEGIBLE * canvas.get_width())
-        canvas.blit(label, label.get_rect(midleft=(x + 1.2 * icon, y)))
-        x += 2.2 * icon + label.get_width()
+        canvas.blit(label, label.get_rect(midleft=(x + 1.3 * icon, y)))
+        x += 2.3 * icon + label.get_width()
 
 
 def _halos(weights: Any, count: int) -> Array:

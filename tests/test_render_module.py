@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from noisy_envs import render
-from noisy_envs.cores.simple_centroid import ABSENT, NOISE, SIGNAL, SimpleCentroid, State
+from noisy_envs.cores.particles import ABSENT, State
+from noisy_envs.cores.simple_centroid import NOISE, SIGNAL, SimpleCentroid
+from noisy_envs.cores.simple_tag import SimpleTag
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.render import Renderer
 
@@ -28,11 +30,15 @@ CORES = {
     "wide": SimpleCentroid(spread=500.0),
     "narrow": SimpleCentroid(spread=0.05, noise_offset=0.0),
 }
+TAGS = {
+    "1v3v28": SimpleTag(num_obstacles=28),
+    "solid": SimpleTag(num_predators=3, num_prey=2, num_obstacles=(0, 6), collidable_obstacles=True),
+}
 CORE = CORES["1-3-4"]
 each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 
 
-def start(core: SimpleCentroid, seed: int = 0) -> State:
+def start(core: SimpleCentroid | SimpleTag, seed: int = 0) -> State:
     """Return the first world of an episode, without the batch axis."""
     key = episode_key(np.array([seed]), np.array([0]))
     batch = core.initial(uniforms(key, np.array([0]), core.start_draws))
@@ -46,7 +52,7 @@ def place_agent(state: State, x: float, y: float) -> State:
     return state._replace(mover=mover)
 
 
-def picture(core: SimpleCentroid, state: State, weights: object = None, size: int = SIZE) -> np.ndarray:
+def picture(core: SimpleCentroid | SimpleTag, state: State, weights: object = None, size: int = SIZE) -> np.ndarray:
     """Draw one array with a new renderer."""
     drawn = Renderer(core, "rgb_array", size=size).draw(state, 0, 0.0, weights)
     assert drawn is not None
@@ -195,6 +201,92 @@ def test_drawing_changes_no_state() -> None:
         np.testing.assert_array_equal(part, kept)
 
 
+# SimpleTag
+
+
+def tag_world(core: SimpleTag, *places: tuple[float, float]) -> State:
+    """Return a world of resting bodies: predators, prey, obstacles."""
+    position = np.array([places], dtype=np.float32)
+    state = core.arrange(position, np.zeros_like(position))
+    return State(*(part[0] for part in state))
+
+
+def drawn_kinds(core: SimpleTag, state: State) -> list[str]:
+    """Return the kinds of what is shown, in the order of the tokens, catches last."""
+    return [item.kind.name for item in render.simple_tag_scene(core, state, np.zeros(core.num_entities)).items]
+
+
+APART = ((-0.5, 0.0), (0.5, 0.0), (0.5, 0.5), (0.0, -0.5))  # a predator, two prey, an obstacle
+
+
+def test_tag_shows_each_kind_where_it_is() -> None:
+    size, core = 600, SimpleTag(num_prey=2, num_obstacles=1, collidable_obstacles=True)
+    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    frame = picture(core, tag_world(core, *APART), size=size)
+    for color, x, y in ((render.DARK_RED, -0.5, 0.0), (render.BRIGHT_GREEN, 0.5, 0.25), (render.BLACK, 0.0, -0.5)):
+        found = close_to(frame, color)
+        if color == render.BLACK:  # outlines are black, too
+            found &= np.hypot(*(np.indices(found.shape) - size / 2 - np.array([0.5 * scale, 0])[:, None, None])) < 30
+        rows, columns = np.nonzero(found)
+        assert columns.mean() == pytest.approx(size / 2 + x * scale, abs=1.5)
+        assert rows.mean() == pytest.approx(size / 2 - y * scale, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "hollow"),
+    [
+        ({"collidable_obstacles": True}, False),
+        ({}, True),
+        ({"collidable_obstacles": True, "collidable_predators": False, "collidable_prey": False}, True),
+    ],
+)
+def test_obstacles_that_touch_nobody_are_hollow(options: dict[str, bool], hollow: bool) -> None:
+    core = SimpleTag(num_prey=2, num_obstacles=1, **options)
+    frame = picture(core, tag_world(core, *APART), size=600)
+    scale = (300 - round(render.BAND * 600)) / (core.start_reach + render.MARGIN)
+    middle = frame[round(300 + 0.5 * scale) + 8, 308]  # beside the lines of the grid
+    assert middle.min() > 200 if hollow else middle.max() < 60
+    rim = frame[round(300 + 0.5 * scale), round(300 + 0.2 * scale) - 3 : round(300 + 0.2 * scale) + 3]
+    assert rim.min() < 120
+
+
+@pytest.mark.parametrize(("gap", "caught"), [(0.124, 1), (0.126, 0)])
+def test_a_catch_flashes(gap: float, caught: int) -> None:
+    core = SimpleTag(num_prey=2, num_obstacles=0)
+    state = tag_world(core, (0, 0), (gap, 0), (0.5, 0.5))
+    assert drawn_kinds(core, state) == ["predator", "prey", "prey", *["catch"] * caught]
+    assert close_to(picture(core, state, size=600), render.YELLOW).any() == bool(caught)
+    through = SimpleTag(num_prey=2, num_obstacles=0, collidable_prey=False)
+    assert "catch" not in drawn_kinds(through, state)
+
+
+def test_tag_shows_who_learns_and_nobody_absent() -> None:
+    core = TAGS["solid"]
+    position = np.zeros((1, core.num_entities, 2), np.float32)
+    state = State(*(part[0] for part in core.arrange(position, position, 2)))
+    kinds = drawn_kinds(core, state)
+    assert kinds == ["predator", *["obstacle"] * 2, *["other predators"] * 2, *["prey"] * 2, *["catch"] * 2]
+    legend = render.simple_tag_scene(core, state, np.zeros(core.num_entities)).kinds
+    assert [kind.name for kind in legend] == ["predator", "other predators", "prey", "catch", "obstacle"]
+
+
+def test_kinds_of_tag_differ_in_lightness_and_shape() -> None:
+    kinds = (render.PREDATOR, render.PREY, render.SOLID_OBSTACLE, render.NOISE_OBSTACLE, render.CATCH_FLASH)
+    light = {kind.name: float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds}
+    light[render.NOISE_OBSTACLE.name] = 255.0  # hollow
+    assert min(np.diff(sorted(light.values()))) > 20
+    assert render.PREDATOR.shape != render.PREY.shape != render.CATCH_FLASH.shape
+
+
+@pytest.mark.parametrize("core", TAGS.values(), ids=TAGS)
+def test_starts_of_tag_are_well_inside_and_within_the_legend(core: SimpleTag) -> None:
+    frame = picture(core, start(core), np.ones(core.num_entities), size=600)
+    assert (frame[-20:, :3] == 255).all() and (frame[-20:, -3:] == 255).all()
+    for seed in range(50):
+        scene = render.simple_tag_scene(core, start(core, seed), np.zeros(core.num_entities))
+        assert max(abs(place) for item in scene.items for place in (item.x, item.y)) <= scene.reach - 0.49
+
+
 # Padding
 
 
@@ -203,9 +295,9 @@ def test_padding_is_not_drawn() -> None:
     state = start(core, 1)
     absent = state.role == ABSENT
     assert 0 < absent.sum() < len(absent)
-    moved = State(state.mover.copy(), state.landmark.copy(), state.role)
-    moved.mover[absent[: core.num_movers]] = 1.0
-    moved.landmark[absent[core.num_movers :]] = -1.0
+    moved = State(state.mover.copy(), state.landmark.copy())
+    moved.mover[absent[: core.num_movers], :4] = 1.0
+    moved.landmark[absent[core.num_movers :], :4] = -1.0
     weights = np.linspace(0.0, 1.0, core.num_entities)
     np.testing.assert_array_equal(picture(core, state, weights), picture(core, moved, weights))
     scene = render.simple_centroid_scene(core, state, weights)
@@ -247,7 +339,7 @@ def test_agent_out_of_view_is_an_arrow_at_the_border(x: float, y: float) -> None
 # Halos
 
 
-def glow(core: SimpleCentroid, state: State, weights: object) -> np.ndarray:
+def glow(core: SimpleCentroid | SimpleTag, state: State, weights: object) -> np.ndarray:
     """Return how much blue the halos take from each pixel between caption and legend, (H, W)."""
     plain, haloed = (picture(core, state, given)[..., 2].astype(int) for given in (None, weights))
     taken = plain - haloed
@@ -255,12 +347,12 @@ def glow(core: SimpleCentroid, state: State, weights: object) -> np.ndarray:
     return taken
 
 
-@pytest.mark.parametrize("name", ["1-3-4", "1-3-28", "3-(1,5)-(0,28)"])
+@pytest.mark.parametrize("name", ["1-3-4", "1-3-28", "3-(1,5)-(0,28)", *TAGS])
 def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
     """Weights follow the rows of the observation of agent 0."""
-    core = CORES[name]
+    core = (CORES | TAGS)[name]
     state = start(core, 2)
-    tokens = core.observation(State(*(part[None] for part in state)), 0)[0]
+    tokens = core.observation(State(*(part[None] for part in state)))[0, 0]
     scale = (SIZE / 2 - BAND) / (core.start_reach + render.MARGIN)
     for token in np.nonzero(tokens[:, -1] != ABSENT)[0]:
         x, y = tokens[token, :2] * core.observation_scale + state.mover[0, :2]
@@ -271,8 +363,8 @@ def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
 
 def test_halo_grows_with_the_weight_relative_to_the_largest() -> None:
     core = SimpleCentroid(num_signal=1, num_noise=1)
-    mover = np.array([[-1.5, 0, 0, 0], [1.5, 0, 0, 0]], dtype=np.float32)
-    state = State(mover, np.array([[0, 1.5, 0, 0]], dtype=np.float32), np.array([1, 2, 3], dtype=np.float32))
+    mover = np.array([[-1.5, 0, 0, 0, 1], [1.5, 0, 0, 0, 2]], dtype=np.float32)
+    state = State(mover, np.array([[0, 1.5, 0, 0, 3]], dtype=np.float32))
     sums, widths = [], []
     for share in (0.0, 0.25, 0.5, 1.0):
         left = glow(core, state, [share, 0.0, 1.0])[:, : SIZE // 2]

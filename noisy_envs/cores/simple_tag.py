@@ -185,6 +185,11 @@ class SimpleTag(ParticleGame):
         return ((self.teams["predators"], self.predator_policy), (self.teams["prey"], self.prey_policy))
 
     @cached_property
+    def obstacles_matter(self) -> bool:
+        """Whether an obstacle can touch anybody; else it is noise."""
+        return self.collidable_obstacles and (self.collidable_predators or self.collidable_prey)
+
+    @cached_property
     def start_draws(self) -> tuple[int, ...]:
         """Uniforms that `initial` takes for each stream: number of obstacles, scale, agents, obstacles."""
         return (1, 1, 4 * self.num_agents, 2 * highest(self.num_obstacles))
@@ -235,25 +240,25 @@ class SimpleTag(ParticleGame):
         return self.push(state, self.control(action, state.mover))
 
     def touching(self, state: State) -> Array:
-        """Tell which predators touch which prey, bool (B, P, Q)."""
+        """Tell which predators touch which prey, bool (B, P, Q); none does unless both kinds collide."""
         place = state.mover[..., :2]
         between = place[:, : self.num_predators, None] - place[:, None, self.num_predators :]
-        return physics.length(between)[..., 0] < PREDATOR_RADIUS + PREY_RADIUS
+        reach = PREDATOR_RADIUS + PREY_RADIUS if self.collidable_predators and self.collidable_prey else 0.0
+        return physics.length(between)[..., 0] < reach
 
     def reward(self, state: State, agents: slice = EVERYONE) -> Array:
         """Return the rewards (B, n) of `agents` in a state just reached."""
         chosen = range(self.num_agents)[agents]
         touching, dtype = self.touching(state), state.mover.dtype
-        price = CATCH if self.collidable_predators and self.collidable_prey else 0.0
         rewards = []
         if chosen.start < self.num_predators:
-            gains = touching.sum(axis=2, dtype=dtype) * price
+            gains = touching.sum(axis=2, dtype=dtype) * CATCH
             if self.reward_sharing == "shared":
                 gains = gains.sum(axis=1)[:, None] + 0.0 * gains
             rewards.append(gains[:, chosen.start : chosen.stop])
         if chosen.stop > self.num_predators:
             penalty = self.penalty(state.mover[:, self.num_predators :, :2])
-            losses = -price * touching.sum(axis=1, dtype=dtype) - penalty
+            losses = -CATCH * touching.sum(axis=1, dtype=dtype) - penalty
             rewards.append(losses[:, max(chosen.start - self.num_predators, 0) : chosen.stop - self.num_predators])
         return rewards[0] if len(rewards) == 1 else namespace(losses).concat(rewards, axis=1)
 
@@ -268,9 +273,7 @@ class SimpleTag(ParticleGame):
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, 5) carry signal, bool (..., N): agents, and obstacles that collide."""
         role = tokens[..., -1]
-        if self.collidable_obstacles and (self.collidable_predators or self.collidable_prey):
-            return role != ABSENT
-        return (role != ABSENT) & (role != OBSTACLE)
+        return role != ABSENT if self.obstacles_matter else (role != ABSENT) & (role != OBSTACLE)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = EVERYONE) -> Array:
         """Let `agents` act by a reference policy.
