@@ -10,7 +10,9 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -212,15 +214,20 @@ class Renderer:
         """Return the window and its clock; open one where there is none."""
         import pygame
 
-        try:
-            if self._opened is not None and self._opened[0].get_surface():
-                return self._opened
-        except pygame.error:
-            pass  # a pygame.quit() elsewhere has ended all windows
+        if self._opened is not None:
+            return self._opened
         # without this, SDL turns SIGTERM into an event, and a run no longer obeys `kill`
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
         self._opened = pygame.Window(self.core.name, (self.size, self.size)), pygame.time.Clock()
+        pygame.register_quit(partial(_forget_window, ref(self)))
         return self._opened
+
+
+def _forget_window(renderer: ref[Renderer]) -> None:
+    """Let go of a window that a pygame.quit() anywhere has ended; touching it would read freed memory."""
+    living = renderer()
+    if living is not None:
+        living._opened = None
 
 
 def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
