@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -46,9 +46,6 @@ class Kind(NamedTuple):
     agent: bool = False
     accel: float = 0.0  # newton of a full push; the mass is 1
     max_speed: float = 0.0  # 0 for landmarks
-
-
-Game = TypeVar("Game", bound="ParticleGame")
 
 
 class ParticleGame:
