@@ -102,9 +102,10 @@ class SimpleTag(ParticleGame):
     ## Differences
     From MPE2's simple_tag_v3, with the options `MPE` (id `SimpleTagMPE`): agents are called `predator_i` and `prey_i`,
     not `adversary_i` and `agent_i`; observations are tokens, in which velocities too are relative and those of
-    predators are shown; continuous actions outside 0 … 1 are clipped, where MPE2's parallel view trusts them; bodies at
-    one point feel no force instead of NaN; no curriculum, no partial observation and no end on success. From the
-    paper's code: bodies at one point, too.
+    predators are shown; continuous actions outside 0 … 1 are clipped without a warning; bodies at one point feel no
+    force instead of NaN; no curriculum, no partial observation, no end on success. Where only one of both kinds
+    collides, which MPE2's arguments cannot ask for, touches are paid to nobody. From the paper's code: bodies at one
+    point, too.
 
     ## Version History
     * v0: first version.
