@@ -1,9 +1,9 @@
 """Does one rule book serve NumPy, eager torch, torch.compile and CUDA graphs? Speed of each, on one device.
 
-    python benchmarks/compile_core.py [--device cuda] [--worlds 65536] [--noise 28]
+    python benchmarks/compile_core.py [--game simple_tag] [--device cuda] [--worlds 65536] [--noise 28]
 
-A step is everything: hashed random numbers, dynamics, tokens, reward. `hand-written` is the same game as a
-torch user would write it for this size alone, with torch's own generator. Compilation is `fullgraph=True`, so
+A step is everything: hashed random numbers, dynamics, tokens, reward. `hand-written` is SimpleCentroid as
+a torch user would write it for this size alone, with torch's own generator. Compilation is `fullgraph=True`, so
 a graph break is an error; on CUDA, host synchronisation is an error too, and the graph capture would fail on
 a copy from the host. The bound is memory: bytes of the state read and written and of the tokens written.
 """
@@ -24,17 +24,16 @@ from noisy_envs.cores.particles import State
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.options import highest
 from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.registry import CORES
+from noisy_envs.shells.common import casting
+from noisy_envs.shells.vector import play
+
+LEARNER = slice(0, 1)
 
 
-def rule_book(core: SimpleCentroid) -> Callable[..., Any]:
-    """Return the step of the core: (state, key, counter, action) -> state, counter, tokens, reward."""
-
-    def step(state: State, key: Any, counter: Any, action: Any) -> Any:
-        chance = core.chance(uniforms(key, counter, core.step_draws))
-        state = core.transition(state, action, chance)
-        return state, counter + 1, core.observation(state), core.reward(state)
-
-    return step
+def rule_book(core: Any) -> Callable[..., Any]:
+    """Return the step of the core: (state, key, clock, action) -> state, clock, tokens, reward."""
+    return partial(play, core, LEARNER, casting(core, LEARNER))
 
 
 def hand_written(core: SimpleCentroid) -> Callable[..., Any]:
@@ -101,22 +100,25 @@ def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", choices=CORES, default="simple_centroid")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worlds", type=int, default=65536)
     parser.add_argument("--noise", type=int, default=28)
     args = parser.parse_args()
-    core = SimpleCentroid(num_noise=args.noise)
+    core = CORES[args.game](**{"num_noise" if args.game == "simple_centroid" else "num_obstacles": args.noise})
     batch = args.worlds
 
     seeds, zeros = np.arange(batch), np.zeros(batch, np.int64)
     key = episode_key(seeds, zeros)
     start = core.initial(uniforms(key, zeros, core.start_draws))
-    action = np.random.default_rng(0).random((batch, 1, 5), dtype=np.float32)
+    random = np.random.default_rng(0)
+    discrete = not core.continuous_actions
+    action = random.integers(0, 5, (batch, 1)) if discrete else random.random((batch, 1, 5), dtype=np.float32)
 
     def on_device() -> tuple[Any, ...]:
         state = State(*(torch.tensor(x, device=args.device) for x in start))
-        counter = torch.ones(batch, dtype=torch.int64, device=args.device)
-        return state, torch.tensor(key, device=args.device), counter, torch.tensor(action, device=args.device)
+        clock = torch.zeros(batch, dtype=torch.int64, device=args.device)
+        return state, torch.tensor(key, device=args.device), clock, torch.tensor(action, device=args.device)
 
     def on_device_by_hand() -> tuple[Any, ...]:
         state, _, _, actions = on_device()
@@ -126,10 +128,11 @@ def main() -> None:
         return bodies, role.clone(), speed, actions
 
     runs: dict[str, Callable[[], Any]] = {}
-    for name, step, inputs in (
-        ("rule book", rule_book(core), on_device()),
-        ("hand-written", hand_written(core), on_device_by_hand()),
-    ):
+    steps = [("rule book", rule_book(core), on_device())]
+    if args.game == "simple_centroid":
+        steps.append(("hand-written", hand_written(core), on_device_by_hand()))
+    for name, step, inputs in steps:
+        step(*inputs)  # makes the core's constants
         compiled = torch.compile(step, fullgraph=True)
         runs[f"{name}, eager"] = partial(step, *inputs)
         runs[f"{name}, compiled"] = partial(compiled, *inputs)
@@ -138,31 +141,45 @@ def main() -> None:
             compiled(*inputs)
             runs[f"{name}, compiled in a CUDA graph"] = captured(compiled, tuple(inputs))
     if args.device == "cpu":
-        numpy_step, ones = rule_book(core), np.ones(batch, np.int64)
-        runs["rule book, NumPy"] = lambda: numpy_step(start, key, ones, action)
+        numpy_step = rule_book(core)
+        runs["rule book, NumPy"] = lambda: numpy_step(start, key, zeros, action)
 
     # the same step on both, from one state
-    expected = rule_book(core)(start, key, np.ones(batch, np.int64), action)
+    expected = rule_book(core)(start, key, zeros, action)
     got = torch.compile(rule_book(core), fullgraph=True)(*on_device())
     worst = max(float(np.abs(expected[i] - got[i].cpu().numpy()).max()) for i in (2, 3))
 
-    name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    floats = 2 * start.mover[0].size + start.landmark[0].size + core.num_entities * 5 + 5 + 1
-    bytes_per_world = 4 * floats + 32
-    print(f"SimpleCentroid 1v3v{args.noise}, {batch} worlds, {name}, torch {torch.__version__}")
-    print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
-    print(f"bytes for each world-step: {bytes_per_world}")
+    report(args, core, worst, start, action)
     for label, run in runs.items():
-        if args.device == "cuda" and "CUDA graph" not in label:
-            run()
-            torch.cuda.set_sync_debug_mode("error")
-        figures = seconds(run, args.device)
-        if args.device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
-        median = statistics.median(figures)
-        spread = (max(figures) - min(figures)) / median
-        rate, bandwidth = batch / median / 1e6, batch * bytes_per_world / median / 1e9
-        print(f"{label:42s} {rate:9.2f} M steps/s  spread {spread:4.0%}  {bandwidth:7.1f} GB/s")
+        measure(label, run, args.device, batch, bytes_of(core, start, action))
+
+
+def bytes_of(core: Any, start: State, action: np.ndarray) -> int:
+    """Return the bytes that a step of one world must read and write."""
+    floats = 2 * start.mover[0].size + start.landmark[0].size + core.num_entities * 5 + 1
+    return int(4 * floats + 32 + action[0].nbytes)  # 32: key and clock
+
+
+def report(args: argparse.Namespace, core: Any, worst: float, start: State, action: np.ndarray) -> None:
+    """Print what is measured."""
+    name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"{args.game} 1v3v{args.noise}, {args.worlds} worlds, {name}, torch {torch.__version__}")
+    print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
+    print(f"bytes for each world-step: {bytes_of(core, start, action)}")
+
+
+def measure(label: str, run: Callable[[], Any], device: str, worlds: int, bytes_per_world: int) -> None:
+    """Time one way to step, and print a row; on CUDA waiting for the device is an error."""
+    if device == "cuda" and "CUDA graph" not in label:
+        run()
+        torch.cuda.set_sync_debug_mode("error")
+    figures = seconds(run, device)
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    median = statistics.median(figures)
+    spread = (max(figures) - min(figures)) / median
+    rate, bandwidth = worlds / median / 1e6, worlds * bytes_per_world / median / 1e9
+    print(f"{label:42s} {rate:9.2f} M steps/s  spread {spread:4.0%}  {bandwidth:7.1f} GB/s")
 
 
 if __name__ == "__main__":
