@@ -49,7 +49,7 @@ def draw(path: Path, curves: dict[str, list[list[dict[str, float]]]]) -> None:
     """Draw normalised scores over steps: a thin line a run, a thick one their mean."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, (name, found) in enumerate(curves.items()):
         scores = [[row["charts/normalized_score"] for row in rows] for rows in found]
@@ -59,7 +59,7 @@ def draw(path: Path, curves: dict[str, list[list[dict[str, float]]]]) -> None:
         axes.plot(steps, np.mean(scores, axis=0), color=f"C{number}", linewidth=2, label=name)
     axes.axhline(0.3, color="gray", linestyle=":")
     axes.set(xlabel="steps", ylabel="normalised score, sampled actions", title=f"{ENV_ID}, ppo_adapool")
-    axes.legend(title=f"settings; {len(SEEDS)} seeds and their mean")
+    figure.legend(title=f"settings; {len(SEEDS)} seeds and their mean", loc="outside right upper")
     figure.savefig(path, dpi=100)
 
 
