@@ -183,6 +183,11 @@ def test_nobody_touches_itself():  # C06
     assert (core.reward(state)[:, :4] == 0).all()
 
 
+def test_one_mover_alone_feels_obstacles():
+    core = SimpleTag(num_prey=1, num_obstacles=1, collidable_predators=False, collidable_obstacles=True)
+    np.testing.assert_allclose(coast(core, arranged(core, [[0, 0], [0.2, 0], [0, 0]]))[:, 2], [0, 0.5])
+
+
 def test_absent_obstacles_do_not_push():
     core = SimpleTag(num_obstacles=(0, 2), collidable_obstacles=True)
     position = np.array([[[0.03, 0], [9, 9], [9, -9], [-9, 9], [0, 0], [0, 0]]])
@@ -462,6 +467,13 @@ def test_the_nearest_is_the_nearest_by_its_next_place():
     assert core.policy("flee", still, u)[0, 0] == LEFT and core.policy("flee", passing, u)[0, 0] == DOWN
 
 
+def test_chase_brakes():
+    """The prey is where the predator will be after this step: whatever speed is left after it leads away."""
+    core = SimpleTag(num_prey=1, num_obstacles=0)
+    state = arranged(core, [[0, 0], [0.1, 0]], [[1, 0], [0, 0]])
+    assert core.policy("chase", state, np.zeros((1, 1)), slice(0, 1)).tolist() == [[LEFT]]
+
+
 @pytest.mark.parametrize(("policy", "low", "high"), [("random", 19, 26), ("oracle", 265, 285)])
 def test_returns_of_the_references(policy, low, high):
     core = SimpleTag(num_obstacles=0)
@@ -529,6 +541,7 @@ GOOD = np.zeros((8, 2))
         ({}, {"position": GOOD[1:]}, ValueError, r"position: shape \(7, 2\) must be \(8, 2\)"),
         ({}, {"position": GOOD + np.inf}, ValueError, "position: inf must be within"),
         ({}, {"position": GOOD + 18.7}, ValueError, "position: 18.7 must be within -18.69 … 18.69"),
+        (MPE, {"position": GOOD[:6] + 4.31}, ValueError, "position: 4.31 must be within -4.3 … 4.3"),
         ({}, {"position": GOOD, "velocity": GOOD + 1.31}, ValueError, "velocity: 1.31.* must be within -1.3 … 1.3"),
         ({"num_obstacles": (2, 4)}, {"position": GOOD, "num_obstacles": 1}, ValueError, "num_obstacles=1: must be"),
     ],
