@@ -14,7 +14,8 @@ DT = 0.1  # seconds
 DAMPING = 0.25  # share of the velocity lost in a step
 CONTACT_FORCE = 100.0  # newton for each unit of overlap
 CONTACT_MARGIN = 1e-3  # width over which a contact sets in
-NEGLIGIBLE = {"f": -104.0, "d": -746.0}  # exp of less is zero in float32 and float64
+# so far apart nothing is felt: exp(-104) is zero in float32, exp(-746) in float64
+NEGLIGIBLE = {"f": 104 * CONTACT_MARGIN, "d": 746 * CONTACT_MARGIN}
 NO_DISTANCE = 1e-37  # added to distances, all of which but zero swallow it: nothing is divided by zero
 
 
@@ -56,9 +57,10 @@ def add_contacts(position: Array, others: Array, force: Array, reach: Array, pre
     xp = namespace(position)
     delta = position[:, :, None] - others[:, None]  # (B, M, F, 2)
     distance = length(delta)  # (B, M, F, 1)
-    overlap = (reach[..., None] - distance) * (1 / CONTACT_MARGIN)
-    if xp is np and overlap.max() < NEGLIGIBLE[overlap.dtype.char]:
+    gap = distance - reach[..., None]
+    if xp is np and gap.min() > NEGLIGIBLE[gap.dtype.char]:
         return force  # what follows would add zeros; in a single world this is common, and worth asking
+    overlap = gap * (-1 / CONTACT_MARGIN)
     push = xp.logaddexp(overlap, 0.0 * overlap)  # log(1 + exp(overlap))
     if present is not None:
         push = xp.where(present[..., None], push, xp.zeros_like(push))
