@@ -37,7 +37,9 @@ def test_an_id_needs_no_import():
 
 
 def test_pettingzoo_view():
-    from noisy_envs import simple_centroid_v0
+    from noisy_envs import simple_centroid_v0, simple_tag_v0
 
     observations, _ = simple_centroid_v0.parallel_env(num_agents=2).reset(seed=0)
     assert list(observations) == ["agent_0", "agent_1"]
+    observations, _ = simple_tag_v0.parallel_env(mpe=True).reset(seed=0)
+    assert list(observations) == ["predator_0", "predator_1", "predator_2", "prey_0"]
