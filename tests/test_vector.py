@@ -1,6 +1,7 @@
 """Vector environments: equal to Gymnasium's own vector of single worlds, in both backends, from any seed."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -866,3 +867,31 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
     env.reset(seed=0)
     with pytest.raises(ValueError, match=rf"policy <function .*misguided.*> gave .*: must be {allowed}"):
         env.step(action)
+
+
+@each_control
+@pytest.mark.parametrize("value", [-1, 5, np.nan, np.inf])
+def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
+    game, _ = ENVIRONMENTS[env_id]
+    continuous = make(env_id, **options).core.continuous_actions
+    if continuous == bool(np.isfinite(value)):
+        pytest.skip("integers are finite, and numbers are clipped")
+    options = {**options, **ONE_AND_THREE[game][1]}
+    env = make(env_id, **options, **FOLLOW[game](lambda _, u: u * 0 + value if continuous else np.full(u.shape, value)))
+    (action,) = draw_actions(env.action_space, 1)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=rf"policy .* gave .*{value}.*: must be (finite|from 0 to 4)"):
+        env.step(action)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_any_number_of_compiled_environments(game, monkeypatch):
+    """Dynamo refuses the ninth variant of one function."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    for options in VARIANTS[game].values():
+        for team in ("first", *CORES[game](**options).teams):
+            envs = native(GAMES[game], 2, backend="torch", compile=True, learners=team, **options)
+            envs.reset(seed=0)
+            envs.step(to_backend(still(envs.action_space), "torch"))
