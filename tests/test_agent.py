@@ -193,3 +193,9 @@ def test_environment_seeds_are_apart():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_demo_learns(tmp_path, seed):
     assert ppo.main(["--seed", str(seed), "--run-dir", str(tmp_path), "--no-gif"])["score"] >= 0.7
+
+
+@pytest.mark.slow
+def test_the_predator_learns(tmp_path):
+    words = ["--env-id", "noisy_envs/SimpleTag-v0", "--seed", "2", "--run-dir", str(tmp_path), "--no-gif"]
+    assert ppo.main(words)["score"] >= 0.7
