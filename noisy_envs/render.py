@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from noisy_envs.cores import simple_centroid as centroid
 from noisy_envs.cores import simple_tag as tag
-from noisy_envs.cores.particles import ABSENT, ParticleGame, State
+from noisy_envs.cores.particles import ABSENT, State
 
 if TYPE_CHECKING:
     import pygame
@@ -32,7 +32,7 @@ Picture = npt.NDArray[np.uint8]
 
 WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
 GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
-DARK_RED, BRIGHT_GREEN = (150, 12, 24), (84, 214, 96)
+DARK_RED, BRIGHT_GREEN = (196, 16, 28), (84, 214, 96)
 AMBER, YELLOW = (255, 166, 0), (255, 224, 32)
 MARGIN = 0.5  # units of the world between the outermost start and the border
 # shares of the picture's size
@@ -86,7 +86,7 @@ NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="rin
 WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
 
 
-def _seen(core: ParticleGame, state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
+def _seen(state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
     """Show all entities present: the first agent as `first`, others as their roles look; halos as its tokens."""
     rows = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])  # (N, 5), in the order of the tokens
     return [
@@ -98,7 +98,7 @@ def _seen(core: ParticleGame, state: State, halos: Array, looks: dict[int, Kind]
 
 def simple_centroid_scene(core: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
     """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
-    items = _seen(core, state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
+    items = _seen(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
     middle = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
     items.append(Item(CENTROID, float(middle[0]), float(middle[1])))
     played = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
@@ -113,7 +113,7 @@ def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
     """
     obstacle = SOLID_OBSTACLE if core.obstacles_matter else NOISE_OBSTACLE
     looks = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
-    items = _seen(core, state, halos, looks, PREDATOR)
+    items = _seen(state, halos, looks, PREDATOR)
     prey = state.mover[core.num_predators :, :2]
     caught = core.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
     items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]

@@ -33,9 +33,11 @@ CORES = {
 TAGS = {
     "1v3v28": SimpleTag(num_obstacles=28),
     "solid": SimpleTag(num_predators=3, num_prey=2, num_obstacles=(0, 6), collidable_obstacles=True),
+    "3v2v6": SimpleTag(num_predators=3, num_prey=2, num_obstacles=6),  # the longest legend
 }
 CORE = CORES["1-3-4"]
 each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+each_tag = pytest.mark.parametrize("core", TAGS.values(), ids=TAGS)
 
 
 def start(core: SimpleCentroid | SimpleTag, seed: int = 0) -> State:
@@ -74,7 +76,7 @@ def run_clean(code: str, expect: int = 0, driver: str | None = None) -> str:
     head = """
     import sys
     sys.path[:0] = ["tests", "."]
-    from test_render_module import CORE, Renderer, start
+    from test_render_module import CORE, TAGS, Renderer, start
     """
     script = textwrap.dedent(head) + textwrap.dedent(code)
     command = [sys.executable, "-W", "error", "-c", script]
@@ -216,6 +218,12 @@ def drawn_kinds(core: SimpleTag, state: State) -> list[str]:
     return [item.kind.name for item in render.simple_tag_scene(core, state, np.zeros(core.num_entities)).items]
 
 
+def spot(core: SimpleTag, x: float, y: float, size: int = 600) -> tuple[int, int]:
+    """Return row and column of the pixel that shows a place."""
+    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    return round(size / 2 - y * scale), round(size / 2 + x * scale)
+
+
 APART = ((-0.5, 0.0), (0.5, 0.0), (0.5, 0.5), (0.0, -0.5))  # a predator, two prey, an obstacle
 
 
@@ -250,6 +258,54 @@ def test_obstacles_that_touch_nobody_are_hollow(options: dict[str, bool], hollow
     assert rim.min() < 120
 
 
+@pytest.mark.parametrize("solid", [False, True])
+def test_only_hollow_obstacles_show_what_lies_beneath(solid: bool) -> None:
+    core = SimpleTag(num_obstacles=1, collidable_obstacles=solid)
+    there, elsewhere = (
+        picture(core, tag_world(core, (-1, 1), (1, 1), (1, 1), (1, 1), place), size=600)
+        for place in ((0, -1), (-1, -1))
+    )
+    row, column = spot(core, 0.0, -1.0)
+    inside = slice(row - 12, row + 13), slice(column - 12, column + 13)
+    assert elsewhere[inside].min() < 220  # lines of the grid cross there
+    assert (there[inside] == elsewhere[inside]).all() != solid
+
+
+@pytest.mark.parametrize("solid", [False, True])
+def test_agents_lie_on_obstacles_and_on_the_star(solid: bool) -> None:
+    core = SimpleTag(num_prey=1, num_obstacles=1, collidable_obstacles=solid)
+    frame = picture(core, tag_world(core, (0.3, 0.3), (0.42, 0.3), (0.36, 0.3)), size=600)
+    assert close_to(frame, render.DARK_RED)[spot(core, 0.3, 0.3)]
+    assert close_to(frame, render.BRIGHT_GREEN)[spot(core, 0.42, 0.3)]
+    assert close_to(frame, render.YELLOW)[spot(core, 0.42, 0.4)]
+
+
+def test_the_learner_stands_out_among_predators() -> None:
+    core = SimpleTag(num_predators=2, num_prey=1, num_obstacles=0)
+    frame = picture(core, tag_world(core, (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)), size=600)
+    assert close_to(frame, render.DARK_RED)[spot(core, -0.5, 0.5)]
+    assert close_to(frame, render.WHITE)[spot(core, 0.5, 0.5)]
+
+
+def test_bodies_of_tag_are_true_to_scale() -> None:
+    size, core = 1000, SimpleTag(num_prey=1, num_obstacles=0, start="mpe")
+    frame = picture(core, tag_world(core, (-0.5, 0.5), (0.5, 0.5)), size=size)
+    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    for color, half in ((render.DARK_RED, 0.075), (render.BRIGHT_GREEN, 1.25 * 0.05)):
+        columns = np.nonzero(close_to(frame, color))[1]
+        assert np.ptp(columns) / 2 == pytest.approx(half * scale, abs=1.5)
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_the_arena_is_outlined_beyond_which_prey_pay(side: float) -> None:
+    core = SimpleTag(num_prey=1, num_obstacles=0)
+    frame = picture(core, tag_world(core, (0, 0), (0.5, 0)), size=600)
+    for along in (0.6, 1.4):  # the edge, and beyond it a line of the grid, which is lighter
+        for row, column in (spot(core, side, along), spot(core, along, side)):
+            darkest = frame[row - 2 : row + 3, column - 2 : column + 3].min()
+            assert 200 < darkest < 215 if along < 1 else 230 < darkest < 255
+
+
 @pytest.mark.parametrize(("gap", "caught"), [(0.124, 1), (0.126, 0)])
 def test_a_catch_flashes(gap: float, caught: int) -> None:
     core = SimpleTag(num_prey=2, num_obstacles=0)
@@ -258,6 +314,14 @@ def test_a_catch_flashes(gap: float, caught: int) -> None:
     assert close_to(picture(core, state, size=600), render.YELLOW).any() == bool(caught)
     through = SimpleTag(num_prey=2, num_obstacles=0, collidable_prey=False)
     assert "catch" not in drawn_kinds(through, state)
+
+
+def test_the_star_marks_the_prey_that_anyone_touches() -> None:
+    core = SimpleTag(num_predators=2, num_prey=3, num_obstacles=0)
+    state = tag_world(core, (-0.9, 0), (0.5, 0.5), (0.9, 0), (0.9, 0.9), (0.6, 0.5))
+    scene = render.simple_tag_scene(core, state, np.zeros(core.num_entities))
+    stars = [(item.x, item.y) for item in scene.items if item.kind is render.CATCH_FLASH]
+    assert stars == [pytest.approx((0.6, 0.5))]
 
 
 def test_tag_shows_who_learns_and_nobody_absent() -> None:
@@ -274,14 +338,25 @@ def test_kinds_of_tag_differ_in_lightness_and_shape() -> None:
     kinds = (render.PREDATOR, render.PREY, render.SOLID_OBSTACLE, render.NOISE_OBSTACLE, render.CATCH_FLASH)
     light = {kind.name: float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds}
     light[render.NOISE_OBSTACLE.name] = 255.0  # hollow
-    assert min(np.diff(sorted(light.values()))) > 20
-    assert render.PREDATOR.shape != render.PREY.shape != render.CATCH_FLASH.shape
+    assert min(np.diff(sorted(light.values()))) > 40
+    assert len({kind.shape for kind in (render.PREDATOR, render.PREY, render.CATCH_FLASH, render.NOISE_OBSTACLE)}) == 4
 
 
-@pytest.mark.parametrize("core", TAGS.values(), ids=TAGS)
-def test_starts_of_tag_are_well_inside_and_within_the_legend(core: SimpleTag) -> None:
-    frame = picture(core, start(core), np.ones(core.num_entities), size=600)
-    assert (frame[-20:, :3] == 255).all() and (frame[-20:, -3:] == 255).all()
+@each_tag
+@pytest.mark.parametrize("size", [100, 333, 600, 1000])
+def test_picture_of_tag_shows_who_plays_and_its_legend_fits(core: SimpleTag, size: int) -> None:
+    frame = picture(core, start(core), np.ones(core.num_entities), size=size)
+    assert frame.dtype == np.uint8 and frame.shape == (size, size, 3)
+    for kind in (render.PREDATOR, render.PREY):
+        assert close_to(frame, kind.color, 80).any()
+    legend = frame[-round(render.BAND * size) + 1 :]
+    assert (legend != 255).any()
+    margin = max(1, size // 200)
+    assert (legend[:, :margin] == 255).all() and (legend[:, -margin:] == 255).all()
+
+
+@each_tag
+def test_starts_of_tag_are_well_inside(core: SimpleTag) -> None:
     for seed in range(50):
         scene = render.simple_tag_scene(core, start(core, seed), np.zeros(core.num_entities))
         assert max(abs(place) for item in scene.items for place in (item.x, item.y)) <= scene.reach - 0.49
@@ -312,6 +387,9 @@ def test_legend_names_only_kinds_that_the_game_has() -> None:
     assert names["1-3-4"] == ["agent", "signal", "centroid", "noise"]
     assert names["1-31-0"] == ["agent", "signal", "centroid"]
     assert names["3-(1,5)-(0,28)"] == ["agent", "other agents", "signal", "centroid", "noise"]
+    lonely = SimpleTag(num_obstacles=0)
+    scene = render.simple_tag_scene(lonely, start(lonely), np.zeros(lonely.num_entities))
+    assert [kind.name for kind in scene.kinds] == ["predator", "prey", "catch"]
 
 
 # C13: the camera
@@ -323,6 +401,20 @@ def test_camera_never_moves() -> None:
     assert close_to(with_agent, render.RED).sum() > 10
     np.testing.assert_array_equal(close_to(with_agent, render.RED), close_to(far, render.RED))
     np.testing.assert_array_equal(close_to(with_agent, render.BLUE), close_to(far, render.BLUE))
+
+
+def test_camera_of_tag_never_moves() -> None:
+    core = SimpleTag(num_prey=2, num_obstacles=1)
+    state = tag_world(core, *APART)
+    near, moved, far = (
+        picture(core, place_agent(state, *place), size=600) for place in ((-0.5, 0), (-0.9, 0.4), (9e2, 0))
+    )
+    assert close_to(near, render.BRIGHT_GREEN).sum() > 10
+    for frame in (moved, far):
+        assert (frame != near).any()
+        for color in (render.BRIGHT_GREEN, render.BLACK):
+            np.testing.assert_array_equal(close_to(frame, color), close_to(near, color))
+    assert np.nonzero(close_to(far, render.DARK_RED))[1].min() > 550  # an arrow at the right border
 
 
 @pytest.mark.parametrize(("x", "y"), [(50, 0), (-50, 0), (0, 50), (0, -50), (50, 50), (-1e6, 1e6)])
@@ -418,13 +510,14 @@ def test_an_unknown_game_is_refused() -> None:
 
 def test_pygame_comes_with_the_first_drawing_and_no_display_or_mixer_ever() -> None:
     printed = run_clean("""
-    renderer = Renderer(CORE, "rgb_array", size=100)
-    assert "pygame" not in sys.modules
-    frame = renderer.draw(start(CORE), 0, 0.0)
-    import pygame
-    assert not pygame.display.get_init() and pygame.mixer.get_init() is None
-    assert frame.std() > 0
-    renderer.close()
+    for core in (CORE, *TAGS.values()):
+        renderer = Renderer(core, "rgb_array", size=100)
+        assert core is not CORE or "pygame" not in sys.modules
+        frame = renderer.draw(start(core), 0, 0.0)
+        import pygame
+        assert not pygame.display.get_init() and pygame.mixer.get_init() is None
+        assert frame.std() > 0
+        renderer.close()
     """)
     assert printed == ""  # no greeting: importing gymnasium turns it off
 

@@ -7,6 +7,7 @@ and tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -46,6 +47,14 @@ class Kind(NamedTuple):
     agent: bool = False
     accel: float = 0.0  # newton of a full push; the mass is 1
     max_speed: float = 0.0  # 0 for landmarks
+
+
+def spread(count: Array) -> Array:
+    """Half-width max(log4(count), 2) of the square in which so many entities start, a number or an array of floats."""
+    if isinstance(count, float):
+        return max(math.log(count, 4), 2.0)
+    xp = namespace(count)
+    return xp.clip(xp.log(count) / math.log(4), 2.0, None)
 
 
 class ParticleGame:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State
+from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.options import (
     Count,
     check_choice,
@@ -173,7 +173,7 @@ class SimpleCentroid(ParticleGame):
     @cached_property
     def start_reach(self) -> float:
         """Largest coordinate of an entity at the start."""
-        most = self._spread(float(self.num_entities))
+        most = spread(float(self.num_entities))
         return max(self.spread or most, (self.noise_spread or self.spread or most) + self.noise_offset)
 
     def initial(self, u: tuple[Array, ...]) -> State:
@@ -183,13 +183,13 @@ class SimpleCentroid(ParticleGame):
         batch = u_count.shape[0]
         present = self.present(u_count)
         entities = (self.num_agents + xp.sum(present, axis=1))[:, None, None]
-        spread = self._spread(entities) if self.spread is None else self.spread
-        noise_spread = spread if self.noise_spread is None else self.noise_spread
+        reach = spread(entities) if self.spread is None else self.spread
+        noise_reach = reach if self.noise_spread is None else self.noise_spread
         signed = 2 * xp.reshape(xp.concat([u_agent, u_signal], axis=1), (batch, self.num_movers, 4)) - 1
-        mover = xp.concat([signed[..., :2] * spread, signed[..., 2:] * self.start_speed], axis=-1)
+        mover = xp.concat([signed[..., :2] * reach, signed[..., 2:] * self.start_speed], axis=-1)
         angle = 2 * math.pi * u_offset[:, 1:]
         offset = self.noise_offset * u_offset[:, :1] * xp.concat([xp.cos(angle), xp.sin(angle)], axis=1)
-        place = (2 * xp.reshape(u_noise, (batch, -1, 2)) - 1) * noise_spread + offset[:, None]
+        place = (2 * xp.reshape(u_noise, (batch, -1, 2)) - 1) * noise_reach + offset[:, None]
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
     def chance(self, u: tuple[Array, ...]) -> Chance:
@@ -252,10 +252,3 @@ class SimpleCentroid(ParticleGame):
     def _signal_present(self, state: State) -> Array:
         """Tell which places of signal are taken, (B, S, 1)."""
         return state.mover[:, self.num_agents :, 4:] != ABSENT
-
-    def _spread(self, entities: Array) -> Array:
-        """Half-width max(log4(entities), 2) of the square in which entities start."""
-        if isinstance(entities, float):
-            return max(math.log(entities, 4), 2.0)
-        xp = namespace(entities)
-        return xp.maximum(xp.log(entities) / math.log(4), 2 * xp.ones_like(entities))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State
+from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.options import Count, check_choice, check_count, check_flag, check_policy, highest
 from noisy_envs.physics import DAMPING, DT
 
@@ -210,7 +210,7 @@ class SimpleTag(ParticleGame):
         """Largest coordinate of an entity at the start."""
         if self.start == "mpe":
             return 1.0
-        return max(self.largest_scale, self._spread(float(max(highest(self.num_obstacles), 1))))
+        return max(self.largest_scale, spread(float(max(highest(self.num_obstacles), 1))))
 
     def initial(self, u: tuple[Array, ...]) -> State:
         """Draw starting states from uniforms, one array (B, count) for each of `start_draws`."""
@@ -226,7 +226,7 @@ class SimpleTag(ParticleGame):
         else:
             scale = SMALLEST_SCALE + u_scale * (self.largest_scale - SMALLEST_SCALE)  # (B, 1)
             position, velocity = signed[..., :2] * scale[..., None], signed[..., 2:] * self.start_speed
-            place = place * self._spread(xp.clip(present, 1.0, None))[..., None]
+            place = place * spread(xp.clip(present, 1.0, None))[..., None]
         mover = xp.concat([position, velocity], axis=-1)
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
@@ -315,10 +315,3 @@ class SimpleTag(ParticleGame):
         if flee:
             goal = mine + AWAY * (mine - goal)
         return self.aim(state, agents, goal)
-
-    def _spread(self, obstacles: Array) -> Array:
-        """Half-width max(log4(obstacles), 2) of the square in which obstacles start."""
-        if isinstance(obstacles, float):
-            return max(math.log(obstacles, 4), 2.0)
-        xp = namespace(obstacles)
-        return xp.clip(xp.log(obstacles) / math.log(4), 2.0, None)
