@@ -42,6 +42,22 @@ def single(env_id: str, **options: Any) -> Callable[[int], int]:
     return play
 
 
+def crowded(env_id: str) -> Callable[[int], int]:
+    """Return a function that plays SimpleTag with prey at rest and the predator among them, in contact all the time."""
+    env: Any = gymnasium.make(env_id, prey_policy="still").unwrapped
+    place = np.zeros((env.core.num_entities, 2))
+    place[:4] = (0, 0), (0.12, 0), (0, 0.15), (-0.15, 0)
+    env.reset(options={"state": {"position": place}})
+
+    def play(steps: int) -> int:
+        for i in range(steps):
+            if env.step(1 + i % 2)[3]:
+                env.reset(options={"state": {"position": place}})
+        return steps
+
+    return play
+
+
 def vector(env_id: str, num_envs: int, mode: str, backend: str = "numpy", **keywords: Any) -> Callable[[int], int]:
     """Return a function that plays a number of steps of all worlds and returns how many it played in all."""
     if mode == "native":
@@ -136,6 +152,7 @@ def main() -> None:
         ("  4,096 worlds, torch", lambda: vector(centroid, 4096, "native", "torch")),
         ("  4,096 worlds, torch compiled", lambda: vector(centroid, 4096, "native", **compiled)),
         ("SimpleTag 1v3v28, one world", lambda: single(tag)),
+        ("  agents in contact all the time", lambda: crowded(tag)),
         ("  MPE2, obstacles that do not collide", lambda: mpe2(28, collide=False)),
         ("SimpleTag 1v3v28, solid obstacles, one world", lambda: single(tag, collidable_obstacles=True)),
         ("  MPE2, obstacles that collide", lambda: mpe2(28, collide=True)),
