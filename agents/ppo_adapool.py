@@ -727,8 +727,6 @@ class Trainer:
         low, high = runs.bootstrap_interval(returns, args.seed)
         random, oracle = self.references
         runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
-        if args.gif:
-            runs.write_gif(self.folder / "episode.gif", film(self.agent, args), fps=10)
         summary = {
             "env_id": args.env_id,
             "agent": Path(__file__).stem,
@@ -747,6 +745,8 @@ class Trainer:
             "settings": vars(args),
         }
         runs.write_summary(self.folder / "summary.json", summary)
+        if args.gif:  # last: an error in drawing must not cost the result
+            runs.write_gif(self.folder / "episode.gif", film(self.agent, args), fps=10)
         return summary
 
 

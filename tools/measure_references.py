@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ TABLE = Path(__file__).parents[1] / "noisy_envs" / "reference_returns.json"
 
 def main() -> None:
     """Play, print and write the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     returns, errors = {}, {}
     for env_id in ENVIRONMENTS:
         played = {name: play_reference(env_id, name, EPISODES, SEED) for name in References._fields}

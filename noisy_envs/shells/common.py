@@ -124,10 +124,8 @@ def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
     kind = "real floating" if core.continuous_actions else "integral"
     shape, dtype = getattr(actions, "shape", None), getattr(actions, "dtype", None)
     if not isinstance(actions, type(u)) or shape != u.shape or not xp.isdtype(dtype, kind):
-        got = type(actions).__name__ if dtype is None else f"{dtype} {tuple(actions.shape)}"
-        raise ValueError(
-            f"policy {policy!r} gave {got}: must be {kind} {tuple(u.shape)}, as the tokens' library has it"
-        )
+        got = type(actions).__name__ + ("" if dtype is None else f" {dtype} {tuple(actions.shape)}")
+        raise ValueError(f"policy {policy!r} gave {got}: must be {kind} {tuple(u.shape)}, a {type(u).__name__}")
     legal = actions if core.continuous_actions else xp.clip(actions, 0, core.num_actions - 1)
     if xp is np and not (np.isfinite(actions) & (legal == actions)).all():
         allowed = "finite numbers" if core.continuous_actions else f"from 0 to {core.num_actions - 1}"

@@ -410,8 +410,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if not good_type or tuple(actions.shape) != shape:
             kind = "float" if core.continuous_actions else "integer"
-            where = f" on {self.device}" if self.backend == "torch" else ""
-            got = f"{getattr(actions, 'dtype', type(actions))} {tuple(getattr(actions, 'shape', ()))}"
+            where = f", a Tensor on {self.device}" if self.backend == "torch" else ""
+            got = f"{type(actions).__name__} {getattr(actions, 'dtype', '')} {tuple(getattr(actions, 'shape', ()))}"
             raise ValueError(f"actions: {got} must be {kind} {shape}{where}")
         if self.backend == "torch":  # float32 whatever comes, and no graph of gradients that grows with each step
             actions = actions.detach().float() if core.continuous_actions else actions.detach().long()
