@@ -85,8 +85,9 @@ def check_array(name: str, value: Any, shape: tuple[int, ...], limit: float) -> 
         raise TypeError(f"{name}: {array.dtype} must be numbers")
     if array.shape != shape:
         raise ValueError(f"{name}: shape {array.shape} must be {shape}")
-    if not (np.abs(array) <= limit).all():  # NaN fails too
-        worst = array[~(np.abs(array) <= limit)][0]
+    inside = np.abs(array.astype(np.float64)) <= limit  # NaN fails too; the lowest integer has no absolute value
+    if not inside.all():
+        worst = array[~inside][0]
         raise ValueError(f"{name}: {worst} must be within -{limit:g} … {limit:g}")
     return array.astype(np.float32)
 

@@ -551,6 +551,20 @@ def test_what_is_not_admitted(options, given, error, message):
         SimpleTag(**options).admit(given, ())
 
 
+def test_the_lowest_integer_is_not_within_the_limit():
+    with pytest.raises(ValueError, match=r"position: -9223372036854775808 must be within"):
+        DEFAULT.admit({"position": np.full((8, 2), -(2**63))}, ())
+
+
+def test_a_network_may_be_a_policy():
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(5, requires_grad=True)
+    options = {"continuous_actions": True, "prey_policy": lambda tokens, u: u * weight}
+    envs = gymnasium.make_vec("noisy_envs/SimpleTag-v0", 2, backend="torch", **options)
+    envs.reset(seed=0)
+    assert not envs.step(torch.zeros(2, 5))[0].requires_grad
+
+
 @pytest.mark.parametrize("row", [0, 3, 4])
 def test_roles_out_of_order_are_not_admitted(row):
     core = SimpleTag(num_obstacles=(0, 4))

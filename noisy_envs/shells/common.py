@@ -121,6 +121,8 @@ def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
     """
     xp = namespace(u)
     actions = policy(tokens, u)
+    if hasattr(actions, "detach"):  # a network's answer must not drag its graph of gradients through the episode
+        actions = actions.detach()
     kind = "real floating" if core.continuous_actions else "integral"
     shape, dtype = getattr(actions, "shape", None), getattr(actions, "dtype", None)
     if not isinstance(actions, type(u)) or shape != u.shape or not xp.isdtype(dtype, kind):
