@@ -122,7 +122,7 @@ def main() -> None:
 
     def on_device_by_hand() -> tuple[Any, ...]:
         state, _, _, actions = on_device()
-        role = core.observation(state)[:1, 0, :, 4:]
+        role = core.observe(state)[:1, 0, :, 4:]
         speed = torch.tensor([5.0] + [2.0] * highest(core.num_signal), device=args.device)[None, :, None]
         bodies = State(*(field[..., :4].contiguous() for field in state))  # roles never change: none in its state
         return bodies, role.clone(), speed, actions

@@ -59,6 +59,8 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     Returns:
         For each stream an array (B, count).
     """
+    if not counts:
+        return ()
     xp = namespace(key)
     base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
     index = xp.concat(
@@ -72,3 +74,42 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return tuple(drawn[:, end - count : end] for end, count in zip(ends, counts, strict=True))
+
+
+class Draws:
+    """Whole numbers for scalar code, one after another; the same seed always draws the same."""
+
+    def __init__(self, seed: int) -> None:
+        """Begin with a seed from 0 to 2**63 − 1."""
+        self._keys = [_mix(_mix(seed & MASK ^ salt) ^ seed >> 32) for salt in KEY_SALTS]
+        self._index = 0
+
+    def below(self, count: int) -> int:
+        """Draw from 0 to count − 1."""
+        self._index += 1
+        word = _mix((self._keys[0] + self._index * WEYL) & MASK)
+        return _mix(word ^ self._keys[1]) * count >> 32
+
+    def between(self, low: int, high: int) -> int:
+        """Draw from low to high, both included."""
+        return low + self.below(high - low + 1)
+
+    def sample(self, count: int, size: int) -> list[int]:
+        """Draw `size` different numbers below `count`, in random order."""
+        numbers = list(range(count))
+        for i in range(size):
+            j = self.between(i, count - 1)
+            numbers[i], numbers[j] = numbers[j], numbers[i]
+        return numbers[:size]
+
+    def member(self, bits: int) -> int:
+        """Draw the place of one of the bits that are set, which must not be none."""
+        rank, place, half = self.below(bits.bit_count()), 0, 1 << bits.bit_length().bit_length()
+        while half := half >> 1:  # look in the lower half, or skip it
+            low = bits & (1 << half) - 1
+            if rank >= low.bit_count():
+                rank -= low.bit_count()
+                place += half
+                low = bits >> half
+            bits = low
+        return place

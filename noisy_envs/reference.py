@@ -61,7 +61,7 @@ def play_reference(
         Returns (episodes,).
     """
     game, parameters = ENVIRONMENTS[env_id]
-    envs = TokenVectorEnv(game, episodes, autoreset_mode="Disabled", **{**parameters, **(options or {})})
+    envs = TokenVectorEnv(game, episodes, **{**parameters, **(options or {})})
     check_choice("policy", policy, envs.core.policies)
     envs.reset(seed=seed)
     random = np.random.default_rng(seed)
@@ -70,8 +70,8 @@ def play_reference(
     while not ended.all():
         u = random.random(shape, dtype=np.float32)
         _, reward, terminated, truncated, _ = envs.step(envs.core.policy(policy, envs.state, u, slice(0, 1))[:, 0])
-        total += reward
-        ended = terminated | truncated
+        total += reward * ~ended  # worlds that have ended play on, uncounted
+        ended |= terminated | truncated
     return total
 
 

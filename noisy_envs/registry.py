@@ -6,13 +6,14 @@ from typing import Any
 
 import gymnasium
 
+from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
 
-CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag)}
+CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
-# predators-prey-obstacles.
+# predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/SimpleCentroid-v0": ("simple_centroid", {}),
     "noisy_envs/SimpleCentroid-1v31v0-v0": ("simple_centroid", {"num_signal": 31, "num_noise": 0}),
@@ -25,7 +26,18 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/SimpleTag-1v3v12-v0": ("simple_tag", {"num_obstacles": 12}),
     "noisy_envs/SimpleTag-1v3v28-v0": ("simple_tag", {"num_obstacles": 28}),
     "noisy_envs/SimpleTagMPE-v0": ("simple_tag", MPE),
+    "noisy_envs/BoxWorld-v0": ("box_world", {}),
+    "noisy_envs/BoxWorldEntities-v0": ("box_world", {"observation": "entities"}),
+    "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
+
+# options of worlds that training by the defaults never meets, where it draws from a finite bank
+HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": 100_000}}
+
+
+def held_out(env_id: str) -> dict[str, Any]:
+    """Return the options with which to evaluate what an environment has taught, beside seeds of their own."""
+    return HELD_OUT.get(ENVIRONMENTS[env_id][0], {})
 
 
 def register() -> None:

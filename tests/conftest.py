@@ -126,7 +126,7 @@ def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     for core in (CORES[game] for game in SPARSE):
 
         def reward(self: Any, state: Any, agents: slice = slice(None), sparse: Any = core.reward) -> Any:
-            return sparse(self, state, agents) - 0.5 - abs(self.observation(state, agents)[..., -1, 0])
+            return sparse(self, state, agents) - 0.5 - abs(self.observe(state, agents)[..., -1, 0])
 
         monkeypatch.setattr(core, "reward", reward)
 

@@ -117,7 +117,7 @@ def test_tokens(name, dtype, backend):
     """Row by row in tag; their centroid has the rows behind the own in another order."""
     core, recording = load(name, backend, dtype)
     states = join([inject(core, recording, slice(0, 1)), play(core, recording, dtype)])
-    ours, theirs = core.observation(states), recording["tokens"][:, : core.num_agents]
+    ours, theirs = core.observe(states), recording["tokens"][:, : core.num_agents]
     assert ours.shape == theirs.shape
     if isinstance(core, SimpleTag):
         close(ours, theirs, dtype)
@@ -140,7 +140,7 @@ def one_step(core: ParticleGame, backend: str, dtype: str, action_dtype: str) ->
     shape = (2, core.num_agents, 5) if core.continuous_actions else (2, core.num_agents)
     after = core.transition(state, convert(np.ones(shape, action_dtype), backend, action_dtype), chance)
     drawn = [x for name, x in chance._asdict().items() if name != "random" or core.continuous_actions]  # else integers
-    arrays = (*state, *drawn, *after, core.observation(after), core.reward(after), core.world_tokens(after))
+    arrays = (*state, *drawn, *after, core.observe(after), core.reward(after), core.world_tokens(after))
     return {str(array.dtype).removeprefix("torch.") for array in arrays}
 
 

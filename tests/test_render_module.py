@@ -444,7 +444,7 @@ def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
     """Weights follow the rows of the observation of agent 0."""
     core = (CORES | TAGS)[name]
     state = start(core, 2)
-    tokens = core.observation(State(*(part[None] for part in state)))[0, 0]
+    tokens = core.observe(State(*(part[None] for part in state)))[0, 0]
     scale = (SIZE / 2 - BAND) / (core.start_reach + render.MARGIN)
     for token in np.nonzero(tokens[:, -1] != ABSENT)[0]:
         x, y = tokens[token, :2] * core.observation_scale + state.mover[0, :2]

@@ -61,7 +61,7 @@ def coast(core: SimpleCentroid, state: State) -> np.ndarray:
 
 def seen(core: SimpleCentroid, state: State, agent: int = 0) -> Array:
     """Return the tokens (B, N, 5) of one agent."""
-    return core.observation(state, slice(agent, agent + 1))[:, 0]
+    return core.observe(state, slice(agent, agent + 1))[:, 0]
 
 
 def wandering(core: SimpleCentroid, wander: np.ndarray) -> Chance:
@@ -532,7 +532,7 @@ def test_bounds_hold_in_play(options):
     for t in range(core.max_steps):
         chance, u = draw_step(core, key, t)
         state = core.transition(state, core.policy("random", state, u), chance)
-        tokens = core.observation(state)
+        tokens = core.observe(state)
         assert (box.low <= tokens).all() and (tokens <= box.high).all()
 
 
@@ -685,7 +685,7 @@ def test_torch_agrees_step_by_step(options):
 
     def outcome(state, u, action, u_step):
         after = core.transition(state, action, core.chance(u_step))
-        tokens = [core.observation(after), *(seen(core, after, agent) for agent in range(core.num_agents))]
+        tokens = [core.observe(after), *(seen(core, after, agent) for agent in range(core.num_agents))]
         return [*after, *tokens, core.reward(after), core.world_tokens(after), core.policy("random", after, u)]
 
     for t in range(40):

@@ -388,7 +388,7 @@ def test_tokens_of_each_agent():  # C12
     core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=(0, 2))
     position = np.array([[[1, 2], [3, 5], [-1, 0], [0, 1], [0.5, 0.5], [9, 9]]])
     velocity = np.array([[[1, 0], [0, -1], [0.5, 0.5], [-1, 1], [0, 0], [0, 0]]])
-    tokens = core.observation(core.arrange(position, velocity, 1))[0]
+    tokens = core.observe(core.arrange(position, velocity, 1))[0]
     bodies = np.concatenate([position, velocity], axis=-1)[0]
     roles = np.array([PREDATOR, PREDATOR, PREY, PREY, OBSTACLE])
     for agent in range(4):
@@ -399,7 +399,7 @@ def test_tokens_of_each_agent():  # C12
         np.testing.assert_allclose(tokens[agent, 3:, :4], bodies[others] - bodies[agent])
         assert tokens[agent, 3:, 4].tolist() == roles[others].tolist()
         np.testing.assert_array_equal(
-            core.observation(core.arrange(position, velocity, 1), slice(agent, agent + 1))[0, 0], tokens[agent]
+            core.observe(core.arrange(position, velocity, 1), slice(agent, agent + 1))[0, 0], tokens[agent]
         )
     assert core.token_spec.mask(tokens).sum(axis=1).tolist() == [5] * 4
     assert core.token_spec.roles == {"self": 0, "obstacle": 1, "predator": 2, "prey": 3}
@@ -419,7 +419,7 @@ def test_signal_of_the_papers_experiments(noise, tokens):
 def test_obstacles_that_collide_are_signal(flags, signal):
     core = SimpleTag(num_obstacles=(0, 3), **dict(zip(SOLID, flags, strict=True)))
     position = np.zeros((1, 7, 2))
-    mask = core.signal_mask(core.observation(core.arrange(position, position, 2)))
+    mask = core.signal_mask(core.observe(core.arrange(position, position, 2)))
     assert mask.sum(axis=-1).tolist() == [[signal] * 4]
     assert not mask[..., 3].any()  # padding
 
@@ -511,7 +511,7 @@ def test_bounds_hold_the_worst_that_can_be_injected(options):
         outwards[:, : core.num_predators] = LEFT
     for _ in range(core.max_steps):
         state = core.transition(state, outwards, None)
-        assert all(box.contains(tokens) for tokens in core.observation(state)[0])
+        assert all(box.contains(tokens) for tokens in core.observe(state)[0])
         assert box.contains(core.world_tokens(state)[0])
 
 
@@ -601,7 +601,7 @@ def test_bad_options_are_named(option, value, error):
 
 def test_parameters_are_frozen_hashable_and_copied():
     core = SimpleTag(num_obstacles=(0, 28))
-    core.observation(worlds(core, 1)[0])  # fills what is cached
+    core.observe(worlds(core, 1)[0])  # fills what is cached
     with pytest.raises(dataclasses.FrozenInstanceError):
         core.num_prey = 2
     for twin in (copy.deepcopy(core), pickle.loads(pickle.dumps(core)), build(SimpleTag, {"num_obstacles": [0, 28]})):
@@ -629,7 +629,7 @@ def test_torch_agrees_step_by_step(options):
         np.testing.assert_allclose(core.policy(name, same, same_chance.policy).numpy(), action, rtol=0, atol=2e-4)
         after, tensors = core.transition(state, action, chance), core.transition(same, to(action, "torch"), same_chance)
         pairs = [*zip(after, tensors, strict=True)]
-        pairs += [(show(after), show(tensors)) for show in (core.observation, core.world_tokens)]
+        pairs += [(show(after), show(tensors)) for show in (core.observe, core.world_tokens)]
         for array, tensor in pairs:
             assert array.dtype == tensor.numpy().dtype
             np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)

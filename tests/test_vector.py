@@ -718,7 +718,7 @@ def test_a_team_is_paid_and_sees_as_if_with_all(env_id, options, backend):
     core, state = envs.core, envs.state
     assert np.ptp(as_numpy(core.reward(state)), axis=0).all()
     for agents in (*core.teams.values(), *(slice(i, i + 1) for i in range(len(core.agents)))):
-        for what in (core.reward, core.observation):
+        for what in (core.reward, core.observe):
             np.testing.assert_array_equal(as_numpy(what(state, agents)), as_numpy(what(state)[:, agents]))
 
 

@@ -18,6 +18,9 @@ class Core(Protocol):
     name: str
     num_actions: int
     terminates: bool  # whether an episode can end before its time limit
+    signal_moves: bool  # whether other tokens can carry the signal in the course of an episode
+    render_modes: tuple[str, ...]
+    start_options: tuple[str, ...]  # options of a reset that `admit` takes, beside a state
     policies: tuple[str, ...]  # names that `policy` knows
 
     @property
@@ -41,12 +44,12 @@ class Core(Protocol):
         """Whether an action is `num_actions` numbers in 0 … 1, or one of as many integers."""
 
     @property
-    def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+    def token_spec(self) -> TokenSpec | None:
+        """What an observation means; None where it is no set of tokens."""
 
     @property
-    def observation_bounds(self) -> tuple[list[float], list[float]]:
-        """Lowest and highest value of each feature."""
+    def observation_bounds(self) -> tuple[Array, Array]:
+        """Lowest and highest values of an observation, of its shape and type."""
 
     @property
     def start_draws(self) -> tuple[int, ...]:
@@ -71,11 +74,20 @@ class Core(Protocol):
     def transition(self, state: Any, action: Array, chance: Any) -> Any:
         """Play one step of the joint action (B, A, ...)."""
 
-    def observation(self, state: Any, agents: slice) -> Array:
-        """Return the tokens (B, n, N, D) of n agents."""
+    def observe(self, state: Any, agents: slice) -> Array:
+        """Return the tokens (B, n, N, D) of n agents, or whatever they see (B, n, ...)."""
 
     def reward(self, state: Any, agents: slice) -> Array:
         """Return the rewards (B, n) of n agents for the step that led here."""
+
+    def terminated(self, state: Any) -> Array:
+        """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
+
+    def success(self, state: Any) -> Array:
+        """Tell in which worlds (B,) the goal is reached."""
+
+    def token_mask(self, tokens: Array) -> Array:
+        """Tell tokens (..., N, D) from padding, bool (..., N)."""
 
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, D) carry signal, bool (..., N)."""

@@ -67,6 +67,9 @@ class ParticleGame:
 
     num_actions: ClassVar[int] = 5
     terminates: ClassVar[bool] = False  # so a shell need not look for an end that never comes
+    signal_moves: ClassVar[bool] = False
+    render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array")
+    start_options: ClassVar[tuple[str, ...]] = ()
     role_names: ClassVar[dict[str, int]]
     start_speed: ClassVar[float]  # largest component of a starting velocity
 
@@ -129,11 +132,13 @@ class ParticleGame:
         return DT * (max(kind.max_speed for kind in self.kinds) * self.max_steps + self.start_speed)
 
     @cached_property
-    def observation_bounds(self) -> tuple[list[float], list[float]]:
-        """Lowest and highest value of each feature, finite, for any state that `admit` takes, played on."""
+    def observation_bounds(self) -> tuple[Array, Array]:
+        """Lowest and highest values (N, 5) of an observation, finite, for any state that `admit` takes, played on."""
         place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
         speed = 2 * self.fastest / self.observation_scale
-        return [-place, -place, -speed, -speed, ABSENT], [place, place, speed, speed, max(self.role_names.values())]
+        low = [-place, -place, -speed, -speed, ABSENT]
+        high = [place, place, speed, speed, max(self.role_names.values())]
+        return np.array([low] * self.num_entities, np.float32), np.array([high] * self.num_entities, np.float32)
 
     def present(self, u: Array) -> Array:
         """Draw how many entities (B, K) there are of each kind in `counted` from uniforms (B, K)."""
@@ -256,7 +261,7 @@ class ParticleGame:
             return felt
         return xp.concat([force[:, :first], felt, force[:, end:]], axis=1)
 
-    def observation(self, state: State, agents: slice = EVERYONE) -> Array:
+    def observe(self, state: State, agents: slice = EVERYONE) -> Array:
         """Return the tokens (B, n, N, 5) that `agents` see: the own, landmarks, the other movers."""
         xp = namespace(state.mover)
         chosen = range(self.num_agents)[agents]
@@ -270,6 +275,10 @@ class ParticleGame:
         if self.padded:
             tokens = xp.where(tokens[..., 4:] != ABSENT, tokens, self.table("absent", tokens))
         return tokens
+
+    def token_mask(self, tokens: Array) -> Array:
+        """Tell tokens (..., N, 5) from padding, bool (..., N)."""
+        return self.token_spec.mask(tokens)
 
     def world_tokens(self, state: State) -> Array:
         """Return all entities (B, N, 5) in the frame of the world, in the units of an observation, for a critic."""

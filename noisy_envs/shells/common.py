@@ -18,10 +18,10 @@ Casting = tuple[tuple[int, int, Any], ...]
 
 
 def observation_box(core: Core, agents: int | None = None) -> spaces.Box:
-    """Return a new space of tokens, (N, D) float32, finite, or (agents, N, D); new, since a space holds a generator."""
-    shape = (*([] if agents is None else [agents]), core.token_spec.num_tokens, core.token_spec.num_features)
-    low, high = (np.broadcast_to(np.array(bound, np.float32), shape) for bound in core.observation_bounds)
-    return spaces.Box(low.copy(), high.copy(), dtype=np.float32)
+    """Return a new space of what one agent sees, finite, or of (agents, ...); new, since a space holds a generator."""
+    lead = () if agents is None else (agents,)
+    low, high = (np.broadcast_to(bound, (*lead, *bound.shape)).copy() for bound in core.observation_bounds)
+    return spaces.Box(low, high, dtype=low.dtype.type)
 
 
 def action_space(core: Core, agents: int | None = None) -> spaces.Space[Any]:
@@ -50,7 +50,7 @@ def check_action(core: Core, action: Any) -> np.ndarray:
         raise TypeError(f"action {action!r}: must be one integer from 0 to {core.num_actions - 1}")
     if not 0 <= int(array) < core.num_actions:
         raise ValueError(f"action {action!r}: must be from 0 to {core.num_actions - 1}")
-    return array
+    return array.astype(np.int64, copy=False)  # arithmetic with uint64 would end in floats
 
 
 def fresh_seed() -> int:
@@ -65,6 +65,16 @@ def check_seed(seed: Any) -> int:
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed={seed!r}: must be from 0 to {MAX_SEED}")
     return int(seed)
+
+
+def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> Any:
+    """Return the states (B, ...) that the options of a reset ask for, or None; raise on what the game does not take."""
+    chosen = {name: options[name] for name in core.start_options if options.get(name) is not None}
+    state = options.get("state")
+    if state is not None and chosen:
+        raise ValueError(f"options: state and {', '.join(chosen)} given, must be one of them")
+    given = chosen or state
+    return None if given is None else core.admit(given, batch)
 
 
 def check_episode(number: Any) -> int | None:
@@ -108,7 +118,7 @@ def follow(core: Core, cast: Casting, state: Any, action: Array, chance: Any) ->
         elif isinstance(policy, str):
             actions.append(core.policy(policy, state, u, slice(first, end)))
         else:
-            seen = core.observation(state, slice(first, end))
+            seen = core.observe(state, slice(first, end))
             acts = [ask(core, policy, seen[:, i], u[:, i]) for i in range(end - first)]
             actions.append(namespace(action).stack(acts, axis=1))
     return namespace(action).concat(actions, axis=1)

@@ -11,9 +11,9 @@ from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells.common import check_episode, check_seed, fresh_seed
+from noisy_envs.shells.common import check_episode, check_seed, check_start, fresh_seed
 
-RENDER_MODES = ("human", "rgb_array")
+RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
 CHUNK = 128  # steps whose chance is drawn in one call: the calls, not the hashes, cost the time of a single world
 
@@ -27,7 +27,7 @@ class Episode:
 
     def __init__(self, core: Core, learners: slice, render_mode: str | None) -> None:
         """Prepare to play `core`, of which `learners` are rewarded; nothing is drawn yet."""
-        check_choice("render_mode", render_mode, (None, *RENDER_MODES))
+        check_choice("render_mode", render_mode, (None, *core.render_modes))
         self.core = core
         self.learners = learners
         self.render_mode = render_mode
@@ -35,25 +35,31 @@ class Episode:
         self.number = -1
         self.clock = 0
         self.state: Any = None
+        self.terminated = False  # the game is over
         self.total_return = 0.0  # of the first learner
         self._renderer: Any = None
         self._closed = False
 
     @property
     def truncated(self) -> bool:
-        """Whether the time is up."""
-        return self.clock >= self.core.max_steps
+        """Whether the time is up, and the game is not over."""
+        return self.clock >= self.core.max_steps and not self.terminated
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to play."""
+        return self.terminated or self.clock >= self.core.max_steps
 
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Start an episode: the first one of `seed`, or the next of the seed in use.
 
-        Options: `episode`, the number to start at; `state`, what to start from. Others are ignored.
+        Options: `episode`, the number to start at; `state` or one of the game's own, what to start from. Others are
+        ignored.
         """
         self.check_open()
         options = options or {}
         # all checks come first: a refused reset changes nothing
-        given = options.get("state")
-        state = None if given is None else self.core.admit(given, ())
+        state = check_start(self.core, options, ())
         number = check_episode(options.get("episode"))
         if seed is None and self.seed is not None:
             seed, following = self.seed, self.number + 1
@@ -65,17 +71,21 @@ class Episode:
         if state is None:
             state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
         self.state = state
+        self._judge()
 
     def advance(self, action: Array) -> list[float]:
         """Play one step of the joint action (1, A, ...) and return the rewards of the learners."""
         self.state = self.core.transition(self.state, action, self.chance())
         self.clock += 1
+        self._judge()
         rewards: list[float] = self.core.reward(self.state, self.learners)[0].tolist()
         self.total_return += rewards[0]
         return rewards
 
     def chance(self) -> Any:
         """Return the chance of the step to come; the same until `advance`."""
+        if not self.core.step_draws:
+            return self.core.chance(())
         place = self.clock % CHUNK
         if place == 0:
             counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
@@ -85,16 +95,22 @@ class Episode:
         return self._chances[place]
 
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
-        """Return the `info` that goes with tokens (N, D): which are signal, and their share."""
+        """Return the `info` that goes with tokens (N, D): which are signal, their share, and whether the goal is reached."""
         mask = self.core.signal_mask(tokens)
-        return {"signal_mask": mask, "snr": float(mask.sum() / self.core.token_spec.mask(tokens).sum())}
+        info = {"signal_mask": mask, "snr": float(mask.sum() / self.core.token_mask(tokens).sum())}
+        if self.core.terminates:
+            info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
+        return info
 
-    def draw(self, weights: np.ndarray | None = None) -> np.ndarray | None:
-        """Draw the world: an image (H, W, 3) uint8, or None in human mode."""
+    def draw(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
+        """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode."""
         self.check_playing()
         if self.render_mode is None:
-            gymnasium.logger.warn(f"render() draws nothing: make the environment with a render_mode of {RENDER_MODES}")
+            modes = self.core.render_modes
+            gymnasium.logger.warn(f"render() draws nothing: make the environment with a render_mode of {modes}")
             return None
+        if self.render_mode == "ansi":
+            return self.core.text(self.state)[0]
         if self._renderer is None:
             from noisy_envs.render import Renderer
 
@@ -107,6 +123,10 @@ class Episode:
         self._closed = True
         if self._renderer is not None:
             self._renderer.close()
+
+    def _judge(self) -> None:
+        """See whether the game is over."""
+        self.terminated = self.core.terminates and bool(self.core.terminated(self.state)[0])
 
     def check_open(self) -> None:
         """Raise if the environment is closed."""

@@ -37,7 +37,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         """Make the environment; see the class."""
         self.core = build(CORES[game], options)
         self.render_mode = render_mode
-        self.metadata = {**type(self).metadata, "name": f"{game}_v0"}
+        modes = list(self.core.render_modes)
+        self.metadata = {**type(self).metadata, "name": f"{game}_v0", "render_modes": modes}
         self._learners = driven(self.core, learners, tuple(self.core.teams))
         self._cast = casting(self.core, self._learners)
         self.possible_agents = list(self.core.agents[self._learners])
@@ -48,8 +49,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode = Episode(self.core, self._learners, render_mode)
 
     @property
-    def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+    def token_spec(self) -> TokenSpec | None:
+        """What an observation means; None where it is no set of tokens."""
         return self.core.token_spec
 
     def observation_space(self, agent: str) -> spaces.Space[np.ndarray]:
@@ -88,10 +89,10 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         if self.render_mode == "human":
             self.render()
         observations = self._observe()
-        terminated = dict.fromkeys(self.agents, False)
+        terminated = dict.fromkeys(self.agents, episode.terminated)
         truncated = dict.fromkeys(self.agents, episode.truncated)
         infos = self._describe(observations)
-        if episode.truncated:
+        if episode.ended:
             self.agents = []
         return observations, rewards, terminated, truncated, infos
 
@@ -100,8 +101,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode.check_playing()
         return self.core.world_tokens(self._episode.state)[0]
 
-    def render(self) -> np.ndarray | None:
-        """Draw the world: an image (H, W, 3) uint8, or None in human mode; the return is the first learner's."""
+    def render(self) -> np.ndarray | str | None:
+        """Draw the world as the single environment does; the return is the first learner's."""
         return self._episode.draw()
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode.close()
 
     def _observe(self) -> dict[str, np.ndarray]:
-        tokens = self.core.observation(self._episode.state, self._learners)[0]
+        tokens = self.core.observe(self._episode.state, self._learners)[0]
         return dict(zip(self.agents, tokens, strict=True))
 
     def _describe(self, observations: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:

@@ -21,16 +21,17 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
 
     Args:
         game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
-        render_mode: None, "human" (a window, paced, drawn at each step) or "rgb_array".
+        render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or where the game has it "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Attributes:
         core: rules and parameters.
         token_spec: the meaning of an observation.
 
-    `reset` takes the options `state` (a state to start from, see `core.admit`) and `episode` (its number: the seed and
-    this number alone name an episode), and ignores others. `info` holds `signal_mask`, bool (N,), the tokens on
-    which the task depends, and `snr`, their share of all tokens that are not padding.
+    `reset` takes the options `state` (a state to start from, see `core.admit`), those of `core.start_options`, and
+    `episode` (its number: the seed and this number alone name an episode), and ignores others. `info` holds
+    `signal_mask`, bool (N,), the tokens on which the task depends, `snr`, their share of all tokens that are not padding,
+    and in games that terminate `is_success`, whether the goal is reached.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
@@ -39,14 +40,15 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """Make the environment; see the class."""
         self.core = build(CORES[game], options)
         self.render_mode = render_mode
+        self.metadata = {**type(self).metadata, "render_modes": list(self.core.render_modes)}
         self.observation_space = observation_box(self.core)
         self.action_space = action_space(self.core)
         self._episode = Episode(self.core, LEARNER, render_mode)
         self._cast = casting(self.core, LEARNER)
 
     @property
-    def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+    def token_spec(self) -> TokenSpec | None:
+        """What an observation means; None where it is no set of tokens."""
         return self.core.token_spec
 
     @property
@@ -69,7 +71,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._episode.check_open()
         super().reset(seed=seed)
         self._episode.begin(seed, options)
-        tokens = self.core.observation(self._episode.state, LEARNER)[0, 0]
+        tokens = self.core.observe(self._episode.state, LEARNER)[0, 0]
         self._info = self._episode.describe(tokens)
         if self.render_mode == "human":
             self.render()
@@ -79,17 +81,19 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """Play an action, (5,) or an integer: tokens (N, D) float32, reward, terminated, truncated, info."""
         episode = self._episode
         episode.check_playing()
-        if episode.truncated:
-            raise RuntimeError(f"the episode ended after max_steps={self.core.max_steps} steps: call reset()")
+        if episode.ended:
+            raise RuntimeError(f"the episode ended after {episode.clock} steps: call reset()")
         own = check_action(self.core, action)[None, None]
         reward = episode.advance(follow(self.core, self._cast, episode.state, own, episode.chance()))[0]
         if self.render_mode == "human":
             self.render()
-        tokens = self.core.observation(episode.state, LEARNER)[0, 0]
-        return tokens, reward, False, episode.truncated, self._copied_info()
+        tokens = self.core.observe(episode.state, LEARNER)[0, 0]
+        if self.core.signal_moves:
+            self._info = episode.describe(tokens)
+        return tokens, reward, episode.terminated, episode.truncated, self._copied_info()
 
-    def render(self, weights: np.ndarray | None = None) -> np.ndarray | None:
-        """Draw the world: an image (H, W, 3) uint8, or None in human mode.
+    def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:  # type: ignore[override]
+        """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode.
 
         Args:
             weights: (N,) weights of a pooling head over the tokens, drawn as halos.
@@ -101,5 +105,5 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._episode.close()
 
     def _copied_info(self) -> dict[str, Any]:
-        """Return the episode's info anew: which token carries signal does not change within an episode."""
-        return {"signal_mask": self._info["signal_mask"].copy(), "snr": self._info["snr"]}
+        """Return the info anew; where the signal does not move, it is found once an episode."""
+        return {**self._info, "signal_mask": self._info["signal_mask"].copy()}

@@ -23,6 +23,7 @@ from noisy_envs.shells.common import (
     casting,
     check_episode,
     check_seed,
+    check_start,
     driven,
     follow,
     fresh_seed,
@@ -50,7 +51,7 @@ def play(
     """
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
     state = core.transition(state, follow(core, cast, state, action, chance), chance)
-    return state, clock + 1, core.observation(state, learners), core.reward(state, learners)
+    return state, clock + 1, core.observe(state, learners), core.reward(state, learners)
 
 
 class TokenVectorEnv(VectorEnv[Any, Any, Any]):
@@ -77,8 +78,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Rewards are float64 on NumPy, as Gymnasium's own vector environments give, float32 on torch. `info` holds
-    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), with masks `_signal_mask` and `_snr` (B,) in
-    Gymnasium's manner. On torch `final_obs` and `final_info` are dense tensors, valid where their masks say.
+    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), and of games that terminate `is_success` (B,), each with
+    a mask (B,) in Gymnasium's manner, `_signal_mask` and so on. On torch `final_obs` and `final_info` are dense tensors, valid where their masks say.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
@@ -133,8 +134,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._state: Any = None
         self._key: Array = None
         self._clock: Array = None
-        self._signal_mask: Array = None  # both change with an episode, not within it
-        self._snr: Array = None
+        self._facts: dict[str, Array] = {}  # what `info` tells of each world
         self._returns = np.zeros(num_envs)
         self._steps_to_end = 0
         self._seeds = np.full(num_envs, -1)
@@ -146,8 +146,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         return batch_space(self.single_observation_space, self.num_envs)
 
     @property
-    def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+    def token_spec(self) -> TokenSpec | None:
+        """What an observation means; None where it is no set of tokens."""
         return self.core.token_spec
 
     @property
@@ -174,8 +174,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: of world 0, and world i takes seed + i; or one for each world.
-            options: `reset_mask`, bool (B,), to reset some worlds only; `state`, a batch of states to start from;
-                `episode`, the number of the episode to start at. Others are ignored.
+            options: `reset_mask`, bool (B,), to reset some worlds only; `state`, a batch of states to start from, or
+                those of `core.start_options`; `episode`, the number of the episode to start at. Others are ignored.
         """
         self._check_open()
         if not isinstance(seed, Sequence):
@@ -186,13 +186,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         # all checks come first: a refused reset changes nothing
         if self._state is None and mask is not None:
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
-        given = options.get("state")
-        state = None if given is None else self.core.admit(given, (self.num_envs,))
+        state = check_start(self.core, options, (self.num_envs,))
         seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
         self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
         self._begin(rows, state)
         tokens = self._observe(self._state)
-        self._signal_mask, self._snr = self._signal(tokens)
+        self._facts = self._describe(self._state, tokens)
         return tokens, self._info(self._array(np.isin(np.arange(self.num_envs), rows)))
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
@@ -207,16 +206,21 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             raise RuntimeError(f"worlds {ended.tolist()} have ended: reset them with options={{'reset_mask': ...}}")
         self._state, self._clock, tokens, reward = self._advance(self._state, self._key, self._clock, actions)
         self._steps_to_end -= 1
+        if self.core.signal_moves or self.core.terminates:
+            self._facts = self._describe(self._state, tokens)
         if ended is not None:
             tokens = self._restart(ended, tokens)
             reward = put_rows(reward, self._array(ended), 0.0)
         truncated = self._clock >= self.max_steps
         terminated = namespace(truncated).zeros_like(truncated)
+        if self.core.terminates:
+            terminated = self.core.terminated(self._state)
+            truncated = truncated & ~terminated
         if self.render_mode is not None:
             self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := self._ended()) is not None:
-            info = self._final(tokens, truncated)
+            info = self._final(tokens, terminated | truncated)
             tokens = self._restart(ended, tokens)
         if self.backend == "numpy":
             reward = reward.astype(np.float64)
@@ -246,8 +250,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def snapshot(self) -> dict[str, Any]:
         """Return arrays and numbers from which `restore` goes on exactly here, also in another process."""
         self._check_playing()
-        arrays = (self._key, self._clock, self._signal_mask, self._snr)
-        copies = [namespace(x).asarray(x, copy=True) for x in arrays]
+        copies = [namespace(x).asarray(x, copy=True) for x in (self._key, self._clock)]
         return {
             "state": tuple(self.state),
             "arrays": copies,
@@ -263,8 +266,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeds, self._numbers = np.array(seeds), np.array(numbers)
         self._begin(np.arange(self.num_envs))
         taken = [self._array(np.array(as_numpy(x))) for x in (*snapshot["state"], *snapshot["arrays"])]
-        self._state = type(self._state)._make(taken[:-4])
-        self._key, self._clock, self._signal_mask, self._snr = taken[-4:]
+        self._state = type(self._state)._make(taken[:-2])
+        self._key, self._clock = taken[-2:]
+        self._facts = self._describe(self._state, self._observe(self._state))
         self._returns = np.array(snapshot["returns"])
         self._steps_to_end = self.max_steps - int(self._clock.max())
 
@@ -290,7 +294,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _observe(self, state: Any) -> Array:
         """Return what the learners see of worlds in `state`."""
-        tokens = self.core.observation(state, self.learners)
+        tokens = self.core.observe(state, self.learners)
         return tokens[:, 0] if self._squeeze else tokens
 
     def _next_episodes(
@@ -337,37 +341,54 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._begin(rows)
         if len(rows) == self.num_envs:
             tokens = self._observe(self._state)
-            self._signal_mask, self._snr = self._signal(tokens)
+            self._facts = self._describe(self._state, tokens)
             return tokens
         places = self._array(rows)
-        fresh = self._observe(type(self._state)._make(x[places] for x in self._state))
-        mask, snr = self._signal(fresh)
-        self._signal_mask, self._snr = put_rows(self._signal_mask, places, mask), put_rows(self._snr, places, snr)
+        state = type(self._state)._make(x[places] for x in self._state)
+        fresh = self._observe(state)
+        self._facts = {
+            name: put_rows(self._facts[name], places, fact) for name, fact in self._describe(state, fresh).items()
+        }
         return put_rows(tokens, places, fresh)
 
     def _ended(self) -> np.ndarray | None:
-        """Return the rows of worlds whose episode is over, or None: known without asking the device each step."""
-        if self._steps_to_end > 0:
+        """Return the rows of worlds whose episode is over, or None: known without asking the device where all last."""
+        if self._steps_to_end > 0 and not self.core.terminates:
             return None
-        return np.flatnonzero(as_numpy(self._clock >= self.max_steps))
+        rows = np.flatnonzero(as_numpy(self._over()))
+        return rows if len(rows) else None
 
-    def _signal(self, tokens: Array) -> tuple[Array, Array]:
-        """Return which tokens (R, N, D) carry signal (R, N), and their share (R,) of all that are not padding."""
+    def _over(self) -> Array:
+        """Tell which worlds (B,) have ended."""
+        over = self._clock >= self.max_steps
+        return over | self.core.terminated(self._state) if self.core.terminates else over
+
+    def _describe(self, state: Any, tokens: Array) -> dict[str, Array]:
+        """Return what `info` tells of R worlds and what they show, (R, N, D) or (R, n, N, D).
+
+        That is which tokens carry signal, their share of all that are not padding, and whether the goal is reached.
+        """
         xp = namespace(tokens)
         mask = self.core.signal_mask(tokens)
-        signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (mask, self.token_spec.mask(tokens)))
-        return mask, xp.astype(signal, xp.float64 if self.backend == "numpy" else xp.float32) / present
+        lead = tokens.shape[: 1 if self._squeeze else 2]
+        masks = (xp.reshape(x, (*lead, -1)) for x in (mask, self.core.token_mask(tokens)))
+        signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in masks)
+        snr = xp.astype(signal, xp.float64 if self.backend == "numpy" else xp.float32) / present
+        return {"signal_mask": mask, "snr": snr} | (
+            {"is_success": self.core.success(state)} if self.core.terminates else {}
+        )
 
     def _info(self, where: Array | None = None) -> dict[str, Any]:
-        """Describe the signal of the worlds `where`, or of all."""
-        xp = namespace(self._snr)
-        mask, snr = (xp.asarray(x, copy=True) for x in (self._signal_mask, self._snr))
-        if where is None:
-            where = xp.ones_like(self._clock, dtype=xp.bool)
-        else:
-            chosen = xp.reshape(where, (-1, *[1] * (snr.ndim - 1)))
-            mask, snr = mask & chosen[..., None], xp.where(chosen, snr, xp.zeros_like(snr))
-        return {"signal_mask": mask, "_signal_mask": where, "snr": snr, "_snr": xp.asarray(where, copy=True)}
+        """Lay out what there is to tell of the worlds `where`, or of all, as Gymnasium does."""
+        xp = namespace(self._clock)
+        info = {}
+        for name, fact in self._facts.items():
+            told = xp.asarray(fact, copy=True)
+            if where is not None:
+                told = told * xp.reshape(where, (-1, *[1] * (fact.ndim - 1)))
+            info[name] = told
+            info[f"_{name}"] = xp.ones_like(self._clock, dtype=xp.bool) if where is None else xp.asarray(where, copy=True)
+        return info
 
     def _final(self, tokens: Array, ended: Array) -> dict[str, Any]:
         """Lay out the last observations of the worlds `ended` as Gymnasium does, or densely on torch."""
@@ -403,6 +424,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if self.backend == "numpy":
             actions = np.asarray(actions, dtype=np.float32 if core.continuous_actions else None)
             good_type = core.continuous_actions or actions.dtype.kind in "iu"
+            if good_type and actions.dtype.kind == "u":  # arithmetic with uint64 would end in floats
+                actions = actions.astype(np.int64)
         else:
             kind = "real floating" if core.continuous_actions else "integral"
             good_type = getattr(actions, "device", None) == self.device and (
@@ -429,7 +452,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         else:
             good = (actions >= 0) & (actions < self.core.num_actions)
         good = xp.all(xp.reshape(good, (self.num_envs, -1)), axis=1)
-        if not bool(xp.all(good | (self._clock >= self.max_steps))):
+        if not bool(xp.all(good | self._over())):
             bad = int(xp.argmin(xp.astype(good, xp.int64)))
             allowed = "finite numbers" if self.core.continuous_actions else f"from 0 to {self.core.num_actions - 1}"
             raise ValueError(f"action {actions[bad]} of world {bad}: must be {allowed}")

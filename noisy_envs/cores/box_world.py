@@ -1,0 +1,471 @@
+"""BoxWorld (paper, section 4.4; Zambaldi et al. 2018): find the key, the box that it opens, the next, and the gem.
+
+`B` worlds, `K` boxes at most, `w` cells along a side of the picture, `N` tokens of an observation, `M = 2 + 2K` things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.cores import levels
+from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
+from noisy_envs.options import (
+    Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain,
+)  # fmt: skip
+from noisy_envs.randomness import MAX_SEED
+from noisy_envs.tokens import TokenSpec
+
+UP, DOWN, LEFT, RIGHT = range(4)
+# what a step brings about; from SOLVED on, the episode is over
+MOVED, BLOCKED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END = range(6)
+KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD = 1.0, 1.0, 10.0, -1.0
+PALETTE = np.array([
+    (0, 0, 117), (230, 190, 255), (170, 255, 195), (255, 250, 200), (255, 216, 177), (250, 190, 190), (240, 50, 230),
+    (145, 30, 180), (67, 99, 216), (66, 212, 244), (60, 180, 75), (191, 239, 69), (255, 255, 25), (245, 130, 49),
+    (230, 25, 75), (128, 0, 0), (154, 99, 36), (128, 128, 0), (70, 153, 144),  # keys and locks
+    (255, 255, 255), (128, 128, 128), (220, 220, 220), (0, 0, 0), (0, 0, 0),  # gem, agent, empty, frame, absent
+], np.uint8)  # fmt: skip
+
+
+class State(NamedTuple):
+    """A batch of worlds, int64. Cells are numbered row by row over the picture, field and frame."""
+
+    thing: Array  # (B, M, 2) cell, colour: the agent, the key (cell 0 if held), each box's content and lock; absent last
+    outcome: Array  # (B, K) what opening a box brings about: OPENED_BOX, SOLVED, DEAD_END; 0 for none
+    size: Array  # (B,) cells along a side of the field
+    level: Array  # (B,) number of the level, −1 for a drawn one
+    event: Array  # (B,) what the step that led here brought about
+
+
+@dataclass(frozen=True)
+class BoxWorld:
+    """Keys open boxes that hold further keys, one of them the gem; distractor boxes are dead ends.
+
+    ## Description
+    A field of cells holds the agent, a loose key and boxes: two cells in a row, the content (a key, or the gem) on the
+    left and the lock on the right. Walking onto the loose key takes it. Walking onto a lock of the held key's colour
+    opens the box: what is in it becomes the held key, and both its cells are free. One chain of boxes leads from the
+    loose key to the gem. A distractor's first lock fits a key of that chain too, but none of its keys leads on.
+
+    ## Action Space
+    `Discrete(4)`: up, down, left, right. A move off the field, onto a content, or onto a lock of another colour than the
+    held key's is blocked: the agent stays.
+
+    ## Observation Space
+    `observation="entities"`: `Box((2 + 2K, 5), float32)`, K boxes at most. `"pixels"`: `Box((size² + 1, 5), float32)`,
+    the same game with far more noise. A token is red, green, blue in 0 … 1, and row and column relative to the agent,
+    divided by size + 1. Rows:
+
+    | | entities | pixels |
+    |---|---|---|
+    | 0 | the agent | the agent's cell |
+    | 1 | the key: loose, or held and then at the frame's corner | the frame's corner: the held key, black without one |
+    | others | content and lock of each box, boxes row by row | the other cells, row by row |
+    | padding, last | −1, −1, −1, −1, −1 | the same, where `size` is a range |
+
+    `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, the picture: the field in a black frame, whose top left cell shows the
+    held key. It has no tokens, so `token_spec` is None.
+
+    Agent 128, 128, 128; gem 255, 255, 255; empty 220, 220, 220; keys and locks have 19 other colours.
+
+    ## Rewards
+    Loose key +1, a box of the chain +1, the gem's box +10, a distractor's −1; less `step_cost` for each step and
+    `blocked_cost` for each blocked move. Perfect play returns goal_length − 1 + 10.
+
+    ## Starting State
+    A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the loose
+    key, and each free cell can be reached from each other, so that every level can be solved, if not within `max_steps`.
+    A level's number makes the same level everywhere.
+
+    ## Episode End
+    Terminated when the gem's box (`info["is_success"]` is True) or a distractor's is opened; truncated after
+    `max_steps`, unless terminated by the same step.
+
+    ## Arguments
+    * `size`: cells along a side, 3 to 32. It and the next three: a number, or a range (low, high) drawn for each level.
+    * `goal_length`: keys of the chain, the gem being the last: the loose one and goal_length − 1 boxes.
+    * `num_distractors`, `distractor_length`: chains of dead ends, and boxes in each.
+    * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not overlap
+      are for training and for evaluation.
+    * `observation`, `step_cost`, `blocked_cost`, `max_steps`: see above.
+
+    `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn one, see
+    `noisy_envs.cores.levels.read`.
+
+    ## Differences
+    From the paper's code: exactly `num_distractors` distractors, where it draws 0 to 2; roles and places of boxes are
+    independent; the agent's token is always first and the held key second, and padding cannot be taken for either; the
+    time limit is not one step late; a time-out and an end are told apart; longer distractors are coloured as chains.
+    From Zambaldi et al. 2018: the key is taken when the lock opens; 7×7 cells, not 14×14.
+
+    ## Version History
+    * v0: first version.
+    """
+
+    observation: str = "entities"
+    size: Count = 7
+    goal_length: Count = 2
+    num_distractors: Count = 2
+    distractor_length: Count = 1
+    start_level: int = 0
+    num_levels: int = 100_000
+    step_cost: float = 0.0
+    blocked_cost: float = 0.0
+    max_steps: int = 30
+
+    name: ClassVar[str] = "box_world"
+    num_actions: ClassVar[int] = 4
+    continuous_actions: ClassVar[bool] = False
+    terminates: ClassVar[bool] = True
+    signal_moves: ClassVar[bool] = True
+    render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array", "ansi")
+    policies: ClassVar[tuple[str, ...]] = ("random", "oracle")
+    agents: ClassVar[tuple[str, ...]] = ("agent_0",)
+    teams: ClassVar[dict[str, slice]] = {"all": slice(0, 1)}
+    scripts: ClassVar[tuple[tuple[slice, Any], ...]] = ()
+    start_options: ClassVar[tuple[str, ...]] = ("level",)
+    start_draws: ClassVar[tuple[int, ...]] = (2,)
+    step_draws: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what the game cannot play.
+
+        Raises:
+            ValueError, TypeError: naming the option, its value and what is allowed.
+        """
+        for name, value in vars(self).copy().items():
+            object.__setattr__(self, name, plain(value))
+        check_choice("observation", self.observation, ("entities", "pixels", "rgb"))
+        Recipe(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+        check_count("start_level", self.start_level, minimum=0, may_be_range=False)
+        for option in ("num_levels", "max_steps"):
+            check_count(option, getattr(self, option), minimum=1, may_be_range=False)
+        if self.start_level + self.num_levels > MAX_SEED:
+            raise ValueError(f"start_level={self.start_level}: must be at most {MAX_SEED} - num_levels")
+        for option in ("step_cost", "blocked_cost"):
+            check_number(option, getattr(self, option))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy the options alone; what follows from them is made anew."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What a level consists of."""
+        return Recipe(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+
+    @cached_property
+    def bank(self) -> Bank:
+        """The levels that are drawn from, and all others."""
+        return Bank(self.start_level, self.num_levels, 1 + self.num_boxes + 2 * self.num_things, self._draw_row)
+
+    @cached_property
+    def width(self) -> int:
+        """Cells along a side of the picture, w."""
+        return self.recipe.width
+
+    @cached_property
+    def num_boxes(self) -> int:
+        """Most boxes of a level, K."""
+        return self.recipe.max_boxes
+
+    @cached_property
+    def num_things(self) -> int:
+        """Most things of a level: the agent, the key, contents and locks; M."""
+        return 2 + 2 * self.num_boxes
+
+    @cached_property
+    def nowhere(self) -> int:
+        """Cell of what is absent, the last of the frame."""
+        return self.width * self.width - 1
+
+    @cached_property
+    def pads_pixels(self) -> bool:
+        """Whether a field can be smaller than the picture."""
+        return lowest(self.size) < highest(self.size)
+
+    @cached_property
+    def token_spec(self) -> TokenSpec | None:
+        """What an observation means; None for "rgb"."""
+        if self.observation == "rgb":
+            return None
+        num_tokens = self.num_things if self.observation == "entities" else highest(self.size) ** 2 + 1
+        return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, marker=0)
+
+    @cached_property
+    def observation_bounds(self) -> tuple[Array, Array]:
+        """Lowest and highest values of an observation, of its shape and type."""
+        if self.token_spec is None:
+            shape = self.width, self.width, 3
+            return np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)
+        ones = np.ones((self.token_spec.num_tokens, self.token_spec.num_features), np.float32)
+        return -ones, ones
+
+    def initial(self, u: tuple[Array, ...]) -> State:
+        """Draw levels of the bank by uniforms (B, 2) of 24 bits each."""
+        words = namespace(u[0]).astype(u[0] * 2.0**24, namespace(u[0]).int64)
+        numbers = as_numpy(self.start_level + ((words[:, 0] << 24) + words[:, 1]) % self.num_levels)
+        return self._deal(numbers, like=words)
+
+    def _deal(self, numbers: np.ndarray, like: Array) -> State:
+        """Return the levels `numbers` (B,) as states in the library and on the device of an array."""
+        return self._unpack(self.bank.rows(numbers), numbers, like)
+
+    def _unpack(self, rows: np.ndarray, numbers: np.ndarray, like: Array) -> State:
+        """Turn rows as `_pack` makes them (B, ...) into starting states."""
+        size, outcome, thing = np.split(rows, [1, 1 + self.num_boxes], axis=1)
+        parts = thing.reshape(-1, self.num_things, 2), outcome, size[:, 0], numbers, np.zeros_like(numbers)
+        return State(*(namespace(like).asarray(np.ascontiguousarray(x), device=like.device) for x in parts))
+
+    def _draw_row(self, number: int) -> list[int]:
+        """Draw a level as a row of integers."""
+        return self._pack(levels.draw_level(self.recipe, number))
+
+    def _pack(self, level: Level) -> list[int]:
+        """Turn a level into a row of integers: size, outcomes, things."""
+        path = levels.on_path(level.boxes)
+        missing = self.num_boxes - len(level.boxes)
+        row = [level.size]
+        for box in level.boxes:
+            row.append(SOLVED if box.content == GEM else OPENED_BOX if box in path else DEAD_END)
+        row += [MOVED] * missing + [level.agent, AGENT, *level.key]
+        for box in level.boxes:
+            row += [box.cell, box.content, box.cell + 1, box.lock]
+        return row + [self.nowhere, ABSENT] * (2 * missing)
+
+    def worlds(self, state: State) -> list[Level]:
+        """Return what lies where in each world, one by one."""
+        found = []
+        for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.thing).tolist(), strict=True):
+            (agent, _), key, *rest = things
+            pairs = zip(rest[::2], rest[1::2], strict=True)
+            boxes = (levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT)
+            found.append(Level(size, agent, tuple(key), tuple(boxes)))
+        return found
+
+    def chance(self, u: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return what chance decides in a step: nothing."""
+        return u
+
+    def transition(self, state: State, action: Array, chance: Any) -> State:
+        """Play one step of the actions (B, 1)."""
+        xp = namespace(action)
+        cell, colour = state.thing[..., 0], state.thing[..., 1]
+        agent, key = cell[:, :1], colour[:, 1:2]  # (B, 1)
+        target = agent + self.table("moves", cell)[action]
+        here = cell == target
+        held = cell[:, 1:2] == CORNER
+        fits = held & (colour[:, 3::2] == key)  # (B, K)
+
+        off_field = ~self.table("inside", cell)[state.size[:, None], target]
+        on_key = here[:, 1:2]
+        on_content = xp.any(here[:, 2::2], axis=1, keepdims=True)
+        opened = here[:, 3::2] & fits  # (B, K)
+        opens = xp.any(opened, axis=1, keepdims=True)
+        on_shut_lock = xp.any(here[:, 3::2] & ~fits, axis=1, keepdims=True)
+        blocked = off_field | on_content | on_shut_lock
+
+        thing = xp.asarray(state.thing, copy=True)
+        thing[:, :1, 0] = xp.where(blocked, agent, target)
+        thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
+        thing[:, 1:2, 1] = xp.where(opens, xp.sum(opened * colour[:, 2::2], axis=1, keepdims=True), key)
+        event = xp.sum(opened * state.outcome, axis=1) + TOOK_KEY * on_key[:, 0] + BLOCKED * blocked[:, 0]
+        thing, outcome = self._remove(thing, state.outcome, opens, target - 1)
+        return State(thing, outcome, state.size, state.level, event)
+
+    def _remove(self, thing: Array, outcome: Array, gone: Array, content: Array) -> tuple[Array, Array]:
+        """Take out the boxes at the cells `content` (B, 1) in the worlds `gone` (B, 1), and close the gap."""
+        xp = namespace(thing)
+        box = thing[:, 2:].reshape(-1, self.num_boxes, 4)
+        later = gone & (box[..., 0] >= content)  # boxes lie in the order of their cells
+        next_box = xp.concat([box[:, 1:], xp.zeros_like(box[:, :1]) + self.table("absent", box)], axis=1)
+        box = xp.where(later[..., None], next_box, box)
+        next_outcome = xp.concat([outcome[:, 1:], xp.zeros_like(outcome[:, :1])], axis=1)
+        thing = xp.concat([thing[:, :2], box.reshape(-1, 2 * self.num_boxes, 2)], axis=1)
+        return thing, xp.where(later, next_outcome, outcome)
+
+    def terminated(self, state: State) -> Array:
+        """Tell which worlds (B,) are over: solved, or at a dead end."""
+        return state.event >= SOLVED
+
+    def success(self, state: State) -> Array:
+        """Tell which worlds (B,) are solved."""
+        return state.event == SOLVED
+
+    def reward(self, state: State, agents: slice = slice(None)) -> Array:
+        """Return the rewards (B, 1) of the step that led here."""
+        return self.table("rewards", state.event)[state.event][:, None]
+
+    def observe(self, state: State, agents: slice = slice(None)) -> Array:
+        """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
+        xp = namespace(state.thing)
+        cell, colour = state.thing[..., 0], state.thing[..., 1]
+        if self.observation != "entities":
+            picture = self.picture(state)
+            if self.observation == "rgb":
+                return self.table("palette", picture)[picture].reshape(-1, 1, self.width, self.width, 3)
+            cell = self.table("order", cell)[state.size - lowest(self.size), cell[:, 0]]  # (B, N)
+            colour = picture[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
+        tokens = self.table("look", colour)[colour]  # (B, N, 5)
+        place = self.table("place", cell)[cell]
+        tokens[..., 3:] = (place - place[:, :1]) / self.table("span", cell)[state.size][:, None, None]
+        if self.observation == "entities" or self.pads_pixels:
+            tokens = xp.where(colour[..., None] != ABSENT, tokens, self.table("look", colour)[ABSENT])
+        return tokens[:, None]
+
+    def picture(self, state: State) -> Array:
+        """Return the colours (B, w²) of all cells, int64."""
+        xp = namespace(state.thing)
+        picture = self.table("ground", state.size)[state.size]
+        world = xp.arange(picture.shape[0], device=picture.device)[:, None]
+        picture[world, state.thing[..., 0]] = state.thing[..., 1]
+        return picture
+
+    def world_tokens(self, state: State) -> Array:
+        """Return what a centralised critic sees, (B, N, 5) or (B, w, w, 3): the only agent sees all."""
+        return self.observe(state)[:, 0]
+
+    def token_mask(self, tokens: Array) -> Array:
+        """Tell tokens (..., N, 5) from padding, bool (..., N); or the field and the held key from the frame (..., w, w)."""
+        if self.token_spec is not None:
+            return self.token_spec.mask(tokens)
+        mask = namespace(tokens).any(tokens != 0, axis=-1)
+        mask[..., 0, 0] = True
+        return mask
+
+    def signal_mask(self, tokens: Array) -> Array:
+        """Tell which tokens (..., N, 5) carry signal, bool (..., N), or which of (..., w, w): agent, keys, locks, gem.
+
+        What is empty does not, nor the slot of the held key while it is black.
+        """
+        xp = namespace(tokens)
+        empty = self.table("palette" if self.token_spec is None else "look", tokens)[EMPTY, 0]  # no other has this red
+        return (tokens[..., 0] != empty) & xp.any(tokens[..., :3] > 0, axis=-1)
+
+    def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
+        """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
+
+        "random" is uniform over the actions; "oracle" follows a shortest solution, found by breadth-first search.
+        """
+        xp = namespace(u)
+        if name == "random":
+            return xp.astype(xp.floor(u * self.num_actions), xp.int64)
+        best = [[levels.next_move(world, self.width)] for world in self.worlds(state)]
+        return xp.asarray(best, dtype=xp.int64, device=u.device)
+
+    def text(self, state: State) -> list[str]:
+        """Draw each world in characters, see `noisy_envs.cores.levels.read`."""
+        return [levels.text(world, self.width) for world in self.worlds(state)]
+
+    def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
+        """Check a state that a user hands over, and return it as NumPy arrays with one batch axis.
+
+        Args:
+            given: what `env.unwrapped.state` returned; or a mapping with one of `level`, the number of a level, and
+                `text`, a level as `noisy_envs.cores.levels.read` takes it; each for all worlds, or one for each.
+            batch: leading shape, () for one world or (B,).
+
+        Raises:
+            ValueError, TypeError: naming the field, its value and what is allowed.
+        """
+        count = batch[0] if batch else 1
+        if isinstance(given, State):
+            return self._admit_state(given, batch)
+        check_fields("state", given, required=(), known=("level", "text"))
+        if len(given) != 1:
+            raise ValueError(f"state: {', '.join(given) or 'nothing'} given, must be one of level, text")
+        if "level" in given:
+            numbers = as_numpy(given["level"])
+            if numbers.dtype.kind not in "iu":
+                raise TypeError(f"level={given['level']!r}: must be of integers")
+            if numbers.shape not in ((), batch) or (numbers < 0).any() or (numbers > MAX_SEED).any():
+                raise ValueError(f"level={given['level']!r}: must be from 0 to {MAX_SEED}, one or {count}")
+            return self._deal(np.broadcast_to(numbers, count).astype(np.int64), like=np.empty(0))
+        texts = [given["text"]] * count if isinstance(given["text"], str) else list(given["text"])
+        if len(texts) != count:
+            raise ValueError(f"text: {len(texts)} levels given, must be one or {count}")
+        rows = [self._pack(self._check(levels.read(text, self.width))) for text in texts]
+        return self._unpack(np.array(rows), np.full(count, -1), like=np.empty(0))
+
+    def _admit_state(self, given: State, batch: tuple[int, ...]) -> State:
+        """Check a state's shapes, and that its levels are such as this game has."""
+        shapes = ((self.num_things, 2), (self.num_boxes,), (), (), ())
+        fields = []
+        for name, value, shape in zip(State._fields, given, shapes, strict=True):
+            array = as_numpy(value)
+            if array.dtype.kind not in "iu" or array.shape != (*batch, *shape):
+                raise ValueError(f"state: {name} {array.dtype} {array.shape} must be integers {(*batch, *shape)}")
+            fields.append(array.reshape(-1, *shape).astype(np.int64))
+        state = State(*fields)
+        if not ((state.event >= MOVED) & (state.event <= DEAD_END)).all():
+            raise ValueError(f"state: event={state.event.tolist()}: must be from {MOVED} to {DEAD_END}")
+        if not (state.level >= -1).all():
+            raise ValueError(f"state: level={state.level.tolist()}: must be at least 0, or -1 for a drawn one")
+        rows = np.array([self._pack(self._check(world)) for world in self.worlds(state)])
+        same = self._unpack(rows, state.level, like=rows)
+        for name in ("thing", "outcome"):
+            if not np.array_equal(getattr(state, name), getattr(same, name)):
+                raise ValueError(f"state: {name} must be {getattr(same, name).tolist()} for these worlds")
+        return state
+
+    def _check(self, level: Level) -> Level:
+        """Return a level, or raise ValueError unless this game can hold it."""
+        if not lowest(self.size) <= level.size <= highest(self.size):
+            raise ValueError(f"level: size {level.size} must be size={self.size}")
+        if len(level.boxes) > self.num_boxes:
+            raise ValueError(f"level: {len(level.boxes)} boxes, at most {self.num_boxes} for {self.recipe}")
+        levels.check(level, self.width)
+        return level
+
+    def table(self, name: str, like: Array) -> Array:
+        """Return a constant of `_tables` in the library and on the device of an array; each is made once."""
+        key = name, str(like.device), isinstance(like, np.ndarray)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = namespace(like).asarray(self._tables[name], device=like.device)
+        return made
+
+    @cached_property
+    def _made(self) -> dict[Any, Array]:
+        return {}
+
+    @cached_property
+    def _tables(self) -> dict[str, np.ndarray]:
+        """Constants by their names."""
+        width, cells = self.width, self.width * self.width
+        row, column = np.divmod(np.arange(cells), width)
+        size = np.arange(width - 1)[:, None]
+        inside = (row >= 1) & (row <= size) & (column >= 1) & (column <= size)  # (sizes from 0, cells)
+        ground = np.where(inside, EMPTY, FRAME)
+        ground[:, self.nowhere] = ABSENT
+        look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1)
+        look[ABSENT] = -1
+        rewards = np.array([0, -self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
+        tables = {
+            "moves": np.array([-width, width, -1, 1]),
+            "absent": np.array([self.nowhere, ABSENT] * 2),
+            "inside": inside,
+            "ground": ground,
+            "palette": PALETTE,
+            "look": look.astype(np.float32),
+            "place": np.stack([row, column], axis=1).astype(np.float32),
+            "span": np.arange(1, width, dtype=np.float32),
+            "rewards": (rewards - self.step_cost).astype(np.float32),
+        }
+        return tables | ({"order": self._order(inside)} if self.observation == "pixels" else {})
+
+    def _order(self, inside: np.ndarray) -> np.ndarray:
+        """Return the cells (sizes, w², N) that the rows of "pixels" show, by size and agent's cell."""
+        order = np.full((highest(self.size) + 1 - lowest(self.size), self.nowhere + 1, highest(self.size) ** 2 + 1), self.nowhere)
+        for size in range(lowest(self.size), highest(self.size) + 1):
+            (field,) = inside[size].nonzero()
+            for agent in field:
+                order[size - lowest(self.size), agent, : len(field) + 1] = agent, CORNER, *field[field != agent]
+        return order
