@@ -1,8 +1,9 @@
 """Does one rule book serve NumPy, eager torch, torch.compile and CUDA graphs? Speed of each, on one device.
 
     python benchmarks/compile_core.py [--game simple_tag] [--device cuda] [--worlds 65536] [--noise 28]
+    python benchmarks/compile_core.py --game box_world [--observation pixels]
 
-A step is everything: hashed random numbers, dynamics, tokens, reward. `hand-written` is SimpleCentroid as
+A step is everything but resets: hashed random numbers, dynamics, tokens, reward. `hand-written` is SimpleCentroid as
 a torch user would write it for this size alone, with torch's own generator. Compilation is `fullgraph=True`, so
 a graph break is an error; on CUDA, host synchronisation is an error too, and the graph capture would fail on
 a copy from the host. The bound is memory: bytes of the state read and written and of the tokens written.
@@ -70,7 +71,9 @@ def captured(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outcome = step(state, first, second, action)
-        state.mover.copy_(outcome[0].mover)
+        for field, new in zip(state, outcome[0], strict=True):
+            if new is not field:  # what never changes is handed through
+                field.copy_(new)
         if second.dtype == torch.int64:
             second.copy_(outcome[1])
     return graph.replay
@@ -103,20 +106,27 @@ def main() -> None:
     parser.add_argument("--game", choices=CORES, default="simple_centroid")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worlds", type=int, default=65536)
-    parser.add_argument("--noise", type=int, default=28)
+    parser.add_argument("--noise", type=int, default=28, help="entities, of the particle games")
+    parser.add_argument("--observation", choices=("entities", "pixels"), default="entities", help="of BoxWorld")
     args = parser.parse_args()
-    core = CORES[args.game](**{"num_noise" if args.game == "simple_centroid" else "num_obstacles": args.noise})
+    options: dict[str, dict[str, Any]] = {
+        "simple_centroid": {"num_noise": args.noise},
+        "simple_tag": {"num_obstacles": args.noise},
+        "box_world": {"observation": args.observation},
+    }
+    core = CORES[args.game](**options[args.game])
     batch = args.worlds
 
     seeds, zeros = np.arange(batch), np.zeros(batch, np.int64)
     key = episode_key(seeds, zeros)
     start = core.initial(uniforms(key, zeros, core.start_draws))
     random = np.random.default_rng(0)
-    discrete = not core.continuous_actions
-    action = random.integers(0, 5, (batch, 1)) if discrete else random.random((batch, 1, 5), dtype=np.float32)
+    action = random.integers(0, core.num_actions, (batch, 1))
+    if core.continuous_actions:
+        action = random.random((batch, 1, core.num_actions), dtype=np.float32)
 
     def on_device() -> tuple[Any, ...]:
-        state = State(*(torch.tensor(x, device=args.device) for x in start))
+        state = type(start)(*(torch.tensor(x, device=args.device) for x in start))
         clock = torch.zeros(batch, dtype=torch.int64, device=args.device)
         return state, torch.tensor(key, device=args.device), clock, torch.tensor(action, device=args.device)
 
@@ -154,16 +164,19 @@ def main() -> None:
         measure(label, run, args.device, batch, bytes_of(core, start, action))
 
 
-def bytes_of(core: Any, start: State, action: np.ndarray) -> int:
+def bytes_of(core: Any, start: Any, action: np.ndarray) -> int:
     """Return the bytes that a step of one world must read and write."""
-    floats = 2 * start.mover[0].size + start.landmark[0].size + core.num_entities * 5 + 1
-    return int(4 * floats + 32 + action[0].nbytes)  # 32: key and clock
+    read = sum(field[0].nbytes for field in start)
+    fixed = sum(getattr(start, name)[0].nbytes for name in ("landmark", "size", "level") if hasattr(start, name))
+    tokens = 4 * core.token_spec.num_tokens * core.token_spec.num_features
+    return int(2 * read - fixed + tokens + 4 + 32 + action[0].nbytes)  # reward; key and clock
 
 
-def report(args: argparse.Namespace, core: Any, worst: float, start: State, action: np.ndarray) -> None:
+def report(args: argparse.Namespace, core: Any, worst: float, start: Any, action: np.ndarray) -> None:
     """Print what is measured."""
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{args.game} 1v3v{args.noise}, {args.worlds} worlds, {name}, torch {torch.__version__}")
+    what = args.observation if args.game == "box_world" else f"1v3v{args.noise}"
+    print(f"{args.game} {what}, {args.worlds} worlds, {name}, torch {torch.__version__}")
     print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
     print(f"bytes for each world-step: {bytes_of(core, start, action)}")
 

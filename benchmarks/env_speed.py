@@ -10,6 +10,7 @@ same run. A single world is bound by the overhead of NumPy's calls instead.
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import statistics
 import time
@@ -21,9 +22,12 @@ import numpy as np
 import torch
 
 import noisy_envs
+from noisy_envs.cores.levels import Recipe, draw_level
 from noisy_envs.runs import commit
 
-CENTROID, TAG = "noisy_envs/SimpleCentroid", "noisy_envs/SimpleTag"
+CENTROID, TAG, BOX = "noisy_envs/SimpleCentroid", "noisy_envs/SimpleTag", "noisy_envs/BoxWorld"
+
+LARGE = {"size": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 2}
 
 
 def single(env_id: str, **options: Any) -> Callable[[int], int]:
@@ -65,13 +69,26 @@ def vector(env_id: str, num_envs: int, mode: str, backend: str = "numpy", **keyw
     envs: Any = gymnasium.make_vec(env_id, num_envs, vectorization_mode=None if mode == "native" else mode, **keywords)
     envs.reset(seed=0)
     envs.action_space.seed(0)
-    action = envs.action_space.sample()
-    actions = torch.from_numpy(action) if backend == "torch" else action
+    samples = [envs.action_space.sample() for _ in range(16)]
+    actions = [torch.from_numpy(one) if backend == "torch" else one for one in samples]
 
     def play(steps: int) -> int:
-        for _ in range(steps):
-            envs.step(actions)
+        for i in range(steps):
+            envs.step(actions[i % 16])
         return steps * num_envs
+
+    return play
+
+
+def drawn_levels(env_id: str, **options: Any) -> Callable[[int], int]:
+    """Return a function that draws a number of levels of BoxWorld, each another."""
+    recipe: Recipe = gymnasium.make(env_id, **options).unwrapped.core.recipe  # type: ignore[attr-defined]
+    numbers = itertools.count()
+
+    def play(steps: int) -> int:
+        for number in itertools.islice(numbers, steps):
+            draw_level(recipe, number)
+        return steps
 
     return play
 
@@ -128,7 +145,9 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure the rows whose name holds it")
+    options = parser.parse_args()
+    repeats = options.repeats
     torch.set_num_threads(1)
     core = gymnasium.make(f"{CENTROID}-1v3v28-v0").unwrapped.core  # type: ignore[attr-defined]
     tokens = core.num_entities * 5
@@ -163,11 +182,20 @@ def main() -> None:
         ("SimpleTag 1v3v4, 4,096 worlds", lambda: vector(f"{TAG}-1v3v4-v0", 4096, "native")),
         ("SimpleTag 1v3v64, 1,024 worlds", lambda: vector(tag, 1024, "native", num_obstacles=64)),
         ("SimpleTag 1v3v0, 1,024 worlds", lambda: vector(tag, 1024, "native", num_obstacles=0)),
+        ("BoxWorld entities, one world", lambda: single(f"{BOX}Entities-v0")),
+        ("BoxWorld pixels, one world", lambda: single(f"{BOX}Pixels-v0")),
+        ("BoxWorld entities, 4,096 worlds", lambda: vector(f"{BOX}Entities-v0", 4096, "native")),
+        ("  torch", lambda: vector(f"{BOX}Entities-v0", 4096, "native", "torch")),
+        ("  torch compiled", lambda: vector(f"{BOX}Entities-v0", 4096, "native", **compiled)),
+        ("BoxWorld pixels, 4,096 worlds", lambda: vector(f"{BOX}Pixels-v0", 4096, "native")),
+        ("BoxWorld's levels, not steps", lambda: drawn_levels(f"{BOX}-v0")),
+        ("  12×12, goal_length 4, 3 distractors of 2", lambda: drawn_levels(f"{BOX}-v0", **LARGE)),
     ]
     for name, make in rows:
-        figures = rates(make(), repeats)
-        median = statistics.median(figures)
-        print(f"{name:46s} {median:12,.0f} steps/s  spread {(max(figures) - min(figures)) / median:4.0%}")
+        if options.only in name:
+            figures = rates(make(), repeats)
+            median = statistics.median(figures)
+            print(f"{name:46s} {median:12,.0f} steps/s  spread {(max(figures) - min(figures)) / median:4.0%}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Drawing: a picture of one world, as an array or in a window.
 
-One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world; the
-rest of the module paints any scene. pygame is imported at the first drawing, and an array needs no display.
+One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world, or into a
+`Board` of cells; the rest of the module paints any of them. pygame is imported at the first drawing, and an array
+needs no display.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
+from noisy_envs.cores import box_world, levels
 from noisy_envs.cores import simple_centroid as centroid
 from noisy_envs.cores import simple_tag as tag
 from noisy_envs.cores.particles import ABSENT, State
@@ -40,6 +42,7 @@ BAND = 0.055  # height of the caption, and of the legend
 TEXT = 0.031  # height of a font
 LEGIBLE = 0.011  # least radius of an entity
 HALO = 0.035  # width of the strongest halo
+HALO_SHARE = 0.25  # the same, of a cell
 SMOOTH = 2  # a picture is painted so many times too large and scaled down, which smooths edges
 
 
@@ -50,7 +53,7 @@ class Kind(NamedTuple):
     radius: float  # units of the world
     color: Color
     core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
-    shape: str = "disc"  # "disc", "ring", "diamond", "star" or "cross"
+    shape: str = "disc"  # "disc", "ring", "diamond", "star", "cross" or "square"
 
 
 class Item(NamedTuple):
@@ -72,6 +75,16 @@ class Scene:
     arena: float = 0.0  # half the side of a square to outline; 0 for none
 
 
+@dataclass(frozen=True)
+class Board:
+    """A square of cells, w along a side."""
+
+    colors: Picture  # (w, w, 3)
+    outlined: list[tuple[int, int, int]]  # row, column and length of cells in a row that belong together
+    halos: Array  # (w, w) strengths, 0 to 1
+    kinds: tuple[Kind, ...]  # the legend
+
+
 AGENT = Kind("agent", centroid.AGENT_RADIUS, GREEN)
 OTHER = Kind("other agents", centroid.AGENT_RADIUS, PALE_GREEN)
 SIGNAL = Kind("signal", centroid.SIGNAL_RADIUS, BLUE, ((0.78, WHITE), (0.54, BLUE)))
@@ -83,6 +96,10 @@ PREY = Kind("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
 CATCH_FLASH = Kind("catch", 0.2, YELLOW, shape="star")
 SOLID_OBSTACLE = Kind("obstacle", tag.OBSTACLE_RADIUS, BLACK)
 NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
+AGENT_CELL, GEM_CELL, KEY_CELL = (
+    Kind(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
+    for name, color in (("agent", levels.AGENT), ("gem", levels.GEM), ("held key: top left", levels.FRAME))
+)
 WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
 
 
@@ -122,9 +139,24 @@ def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
     return Scene(core.start_reach + MARGIN, kinds, items, arena=tag.OUTSIDE)
 
 
-SCENES: dict[str, Callable[[Any, Any, Array], Scene]] = {
+def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
+    """Show a world of BoxWorld as the paper does, `halos` (N,) on the cells of the tokens; each box has an outline."""
+    worlds = box_world.State(*(field[None] for field in state))
+    square = core.width, core.width
+    strengths = np.zeros(core.width * core.width)
+    strengths[core.shown(worlds)[0]] = halos
+    (level,) = core.worlds(worlds)
+    outlined = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
+    if level.key[1] == levels.GEM:
+        outlined.append((0, 0, 1))
+    colors = box_world.PALETTE[core.picture(worlds)[0]].reshape(*square, 3)
+    return Board(colors, outlined, strengths.reshape(square), (AGENT_CELL, GEM_CELL, KEY_CELL))
+
+
+SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
     centroid.SimpleCentroid.name: simple_centroid_scene,
     tag.SimpleTag.name: simple_tag_scene,
+    box_world.BoxWorld.name: box_world_board,
 }
 
 
@@ -171,7 +203,8 @@ class Renderer:
         """
         if self._dismissed:
             raise RuntimeError("the window was closed; after close() a drawing opens a new one")
-        scene = SCENES[self.core.name](self.core, state, _halos(weights, self.core.num_entities))
+        num_tokens = math.prod(self.core.observation_bounds[0].shape[:-1])
+        scene = SCENES[self.core.name](self.core, state, _halos(weights, num_tokens))
         if weights is not None:
             scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
         # + 0.0 turns -0.0 into 0.0
@@ -230,7 +263,7 @@ def _forget_window(renderer: ref[Renderer]) -> None:
         living._opened = None
 
 
-def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
+def paint(scene: Scene | Board, caption: str, size: int) -> pygame.Surface:
     """Paint a scene as a square of `size` pixels."""
     import pygame
 
@@ -239,7 +272,10 @@ def paint(scene: Scene, caption: str, size: int) -> pygame.Surface:
     canvas.fill(WHITE)
     view = pygame.Rect(0, band, large, large - 2 * band)
     canvas.set_clip(view)
-    _paint_world(canvas, view, scene)
+    if isinstance(scene, Board):
+        _paint_board(canvas, view, scene)
+    else:
+        _paint_world(canvas, view, scene)
     canvas.set_clip(None)
     pygame.font.init()
     font = pygame.font.Font(None, round(TEXT * large))  # not kept: a pygame.quit() elsewhere would end it
@@ -269,6 +305,32 @@ def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> Non
             _paint_arrow(canvas, item.kind.color, near, angle, 1.4 * least)
 
 
+def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> None:
+    """Paint cells, outlines, and halos as borders inside their cells."""
+    import pygame
+
+    count = len(board.colors)
+    side = view.height / count
+    left = view.centerx - view.height / 2
+
+    def cells(row: int, column: int, length: int = 1) -> pygame.Rect:
+        x, y = round(left + column * side), round(view.top + row * side)
+        return pygame.Rect(x, y, round(left + (column + length) * side) - x, round(view.top + (row + 1) * side) - y)
+
+    for row, column in np.ndindex(count, count):
+        color = board.colors[row, column].tolist()
+        pygame.draw.rect(canvas, color, cells(row, column))
+        if any(color):  # no lines in the frame
+            pygame.draw.rect(canvas, AXES, cells(row, column), 1)
+    for outline in board.outlined:
+        pygame.draw.rect(canvas, BLACK, cells(*outline), 2 * SMOOTH)
+    for row, column in zip(*board.halos.nonzero(), strict=True):
+        width = round(float(board.halos[row, column]) * side * HALO_SHARE)
+        if width:
+            pygame.draw.rect(canvas, BLACK, cells(row, column).inflate(2, 2), width + 2)
+            pygame.draw.rect(canvas, AMBER, cells(row, column), width)
+
+
 def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: float) -> None:
     """Paint lines a unit (or a power of ten of it) apart, those through the origin darker, and the arena's edge."""
     import pygame
@@ -295,6 +357,10 @@ def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float)
         for color, width, length in ((WHITE, 5, radius + SMOOTH), (kind.color, 2, radius)):
             pygame.draw.line(canvas, color, (x - length, y), (x + length, y), width * SMOOTH)
             pygame.draw.line(canvas, color, (x, y - length), (x, y + length), width * SMOOTH)
+    elif kind.shape == "square":
+        square = pygame.Rect(x - radius, y - radius, 2 * radius, 2 * radius)
+        pygame.draw.rect(canvas, kind.color, square)
+        pygame.draw.rect(canvas, BLACK, square, SMOOTH)
     elif kind.shape == "ring":
         pygame.draw.circle(canvas, kind.color, place, radius, 2 * SMOOTH)
     elif kind.shape == "star":

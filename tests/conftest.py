@@ -1,5 +1,6 @@
 """What the tests share: cases over the registry, fixtures, and helpers that play and compare."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -60,6 +61,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "reward_sharing": "shared",
         },
     },
+    "box_world": {
+        "defaults": {},
+        "pixels": {"observation": "pixels", "size": (5, 6), "num_distractors": (0, 1), "step_cost": 0.01},
+        "rgb": {"observation": "rgb", "size": (5, 6), "num_distractors": (0, 1)},
+        "chains": {
+            "size": 8,
+            "goal_length": (2, 4),
+            "num_distractors": (0, 2),
+            "distractor_length": (1, 2),
+            "blocked_cost": 0.1,
+        },
+    },
 }
 # options that give a game of PettingZoo one and three agents that are driven; the second are options of the game alone
 ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {
@@ -70,6 +83,7 @@ ONE_AND_THREE: dict[str, list[dict[str, Any]]] = {
 FIRST_TEAM: dict[str, tuple[str, dict[str, Any]]] = {
     "simple_centroid": ("all", {"num_agents": 1}),
     "simple_tag": ("predators", {"num_predators": 1}),
+    "box_world": ("all", {}),
 }
 # the option that says what an undriven agent does, by what its name begins with
 POLICY_OF: dict[str, dict[str, str]] = {
@@ -80,14 +94,18 @@ POLICY_OF: dict[str, dict[str, str]] = {
 FOLLOW: dict[str, Callable[[Any], dict[str, Any]]] = {
     game: partial(dict.fromkeys, list(options.values())) for game, options in POLICY_OF.items()
 }
-SPARSE = ["simple_tag"]  # games whose rewards are mostly 0
+# games whose rewards are mostly 0, and what differs from world to world and step to step, (B, n)
+SPARSE: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "simple_tag": lambda core, state, agents: abs(core.observe(state, agents)[..., -1, 0]),
+    "box_world": lambda core, state, agents: state.thing[:, :1, 0] / 64,
+}
 
 CASES = [(GAMES[game], options) for game in GAMES for options in VARIANTS[game].values()]
 CASE_NAMES = [f"{game}-{name}" for game in GAMES for name in VARIANTS[game]]
 CONTROLS = [
     (env_id, {"continuous_actions": continuous} if choice else {})
     for game, env_id in GAMES.items()
-    for choice in ["continuous_actions" in CORES[game].__dataclass_fields__]
+    for choice in ["continuous_actions" in [field.name for field in dataclasses.fields(CORES[game])]]
     for continuous in ((True, False) if choice else (False,))
 ]
 TEAM_CASES = [
@@ -103,6 +121,10 @@ each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
 each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 each_control = pytest.mark.parametrize(("env_id", "options"), CONTROLS)
+# of games in which agents can follow a policy
+each_policed_control = pytest.mark.parametrize(
+    ("env_id", "options"), [control for control in CONTROLS if ENVIRONMENTS[control[0]][0] in POLICY_OF]
+)
 each_pettingzoo = pytest.mark.parametrize("game", PETTINGZOO)
 
 
@@ -122,13 +144,15 @@ def dummy_display(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sparse games pay also for what the agent sees, never 0, so that a lost or exchanged reward shows."""
-    for core in (CORES[game] for game in SPARSE):
+    """Let sparse games pay also for where the agent is, never 0, so that a lost or exchanged reward shows."""
+    for game, varied in SPARSE.items():
 
-        def reward(self: Any, state: Any, agents: slice = slice(None), sparse: Any = core.reward) -> Any:
-            return sparse(self, state, agents) - 0.5 - abs(self.observe(state, agents)[..., -1, 0])
+        def reward(
+            self: Any, state: Any, agents: slice = slice(None), sparse: Any = CORES[game].reward, varied: Any = varied
+        ) -> Any:
+            return sparse(self, state, agents) - 0.5 - varied(self, state, agents)
 
-        monkeypatch.setattr(core, "reward", reward)
+        monkeypatch.setattr(CORES[game], "reward", reward)
 
 
 def make(env_id: str, **options: Any) -> gymnasium.Env:

@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import GAMES, make
 
 import noisy_envs
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES
+from noisy_envs.shells.single import TokenEnv
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -26,7 +29,10 @@ def test_readme_program(block):
     exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "play.py")  # that one waits
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path, monkeypatch, tmp_path):
     for package, name in (("PIL", "write_gif"), ("stable_baselines3", "stable_baselines3"), ("torch", "torch")):
         if name in path.read_text():
@@ -34,6 +40,39 @@ def test_example(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
+
+
+ARROWS = ("K_UP", "K_DOWN", "K_LEFT", "K_RIGHT")
+
+
+@pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
+def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
+    """The oracle's way where the world waits for a key; else two keys are held for five frames, and let go for five."""
+    import pygame
+
+    env, taken, frames = make(env_id), [], []
+    env.reset(seed=0)
+    step = TokenEnv.step
+    monkeypatch.setattr(TokenEnv, "step", lambda self, action: (taken.append(action), step(self, action))[1])
+    arrows = [getattr(pygame, name) for name in ARROWS]
+    if env.core.num_actions == 4:
+        expected, ended = [], False
+        while not ended:
+            expected.append(int(env.core.policy("oracle", env._episode.state, np.zeros((1, 1)))[0, 0]))
+            frames += [[(pygame.KEYDOWN, arrows[expected[-1]])], [(pygame.KEYUP, arrows[expected[-1]])]]
+            _, _, ended, _, _ = env.step(expected[-1])
+        taken.clear()
+    else:
+        continuous = env.core.continuous_actions
+        held = arrows[:3:2] if continuous else arrows[:1]  # up and left, or up
+        frames = [[(pygame.KEYDOWN, key) for key in held], *[[]] * 4, [(pygame.KEYUP, key) for key in held], *[[]] * 4]
+        expected = [[0, 1, 0, 0, 1]] * 5 + [[0] * 5] * 5 if continuous else [4] * 5 + [0] * 5
+    events = iter([*frames, [(pygame.KEYDOWN, pygame.K_ESCAPE)]])
+    monkeypatch.setattr(pygame.event, "get", lambda: [pygame.event.Event(kind, key=key) for kind, key in next(events)])
+    monkeypatch.setattr(sys, "argv", ["play.py", "--env-id", env_id])
+    runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
+    assert np.array_equal(taken[: len(expected)], expected)
+    assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
 
 
 def test_readme_names_every_id_option_and_reference():

@@ -501,7 +501,7 @@ def test_an_unknown_game_is_refused() -> None:
     class Other:
         name = "chess"
 
-    with pytest.raises(ValueError, match=r"cannot draw 'chess', only \['simple_centroid'"):
+    with pytest.raises(ValueError, match=r"cannot draw 'chess', only \['box_world', 'simple_centroid'"):
         Renderer(Other(), "rgb_array")
 
 

@@ -18,10 +18,10 @@ from conftest import (
     assert_same,
     draw_actions,
     each_case,
-    each_control,
     each_game,
     each_id,
     each_pettingzoo,
+    each_policed_control,
     each_team,
     make,
     module,
@@ -147,20 +147,22 @@ def test_final_observation(env_id, mode, backend):
     envs = native(env_id, 3, mode, max_steps=4, backend=backend)
     names = {"final_obs", "_final_obs", "final_info", "_final_info"}
     ordinary = {"signal_mask", "_signal_mask", "snr", "_snr"}
+    if envs.core.terminates:
+        ordinary |= {"is_success", "_is_success"}
     numpy_twin = native(env_id, 3, mode, max_steps=4)
     ends = 0
     for ours, reference in zip(staggered(envs, 60, backend=backend), staggered(numpy_twin, 60), strict=True):
-        info, ended = ours[-1], len(ours) == 5 and bool(ours[3].any()) and mode is SAME_STEP
+        info, over = ours[-1], ours[2] | ours[3] if len(ours) == 5 else None
+        ended = mode is SAME_STEP and over is not None and bool(over.any())
         assert set(info) == (names | ordinary if ended else ordinary)
         if not ended:
             continue
         ends += 1
-        assert_same(info["_final_obs"], ours[3])
-        assert_same(info["_final_info"], ours[3])
-        assert_same(info["final_info"]["_snr"], ours[3])
+        for told in (info["_final_obs"], info["_final_info"], info["final_info"]["_snr"]):
+            assert_same(told, over)
         if backend == "torch":
             assert info["final_obs"].shape == ours[0].shape and info["final_obs"].dtype == ours[0].dtype
-        for i in np.flatnonzero(as_numpy(ours[3])):
+        for i in np.flatnonzero(as_numpy(over)):
             last = as_numpy(info["final_obs"][i])
             np.testing.assert_allclose(last, reference[-1]["final_obs"][i], atol=1e-5)
             assert (last != as_numpy(ours[0][i])).any()
@@ -269,10 +271,9 @@ def test_world_does_not_depend_on_resets_of_others(env_id, options, mode):
     for t, action in enumerate(draw_actions(calm.action_space, 40)):
         alone, among = calm.step(action), busy.step(action)
         assert_same([field[0] for field in alone[:4]], [field[0] for field in among[:4]], f"step {t}")
-        if mode is DISABLED and alone[3].any():
-            assert alone[3].all()
-            calm.reset()
-        mask = among[3] & (mode is DISABLED)
+        if mode is DISABLED and (ended := alone[2] | alone[3]).any():
+            calm.reset(options={"reset_mask": ended})
+        mask = (among[2] | among[3]) & (mode is DISABLED)
         mask[1 + t % 2] |= t % 5 == 0
         if mask.any():
             busy.reset(seed=[None, 5, t], options={"reset_mask": mask})
@@ -291,7 +292,7 @@ def test_one_world_keeps_its_axis(env_id, options, mode, backend):
             assert array.shape == (1,)
         info = result[-1]
         for part in [info, info["final_info"]] if "final_info" in info else [info]:
-            assert part["signal_mask"].shape == (1, shape[0])
+            assert part["signal_mask"].shape == (1, *shape[:-1])
             for name in ("_signal_mask", "snr", "_snr"):
                 assert part[name].shape == (1,)
         assert as_numpy(result[0]) in envs.observation_space
@@ -459,6 +460,8 @@ def test_returned_arrays_of_one_world_are_the_callers(env_id, kind):
             step = env.step
         else:
             game, _ = ENVIRONMENTS[env_id]
+            if game not in PETTINGZOO:
+                pytest.skip("no view of PettingZoo")
             env = module(game).parallel_env(max_steps=4, **ONE_AND_THREE[game][0])
             (agent,) = env.possible_agents
             step = lambda action: env.step({agent: action})  # noqa: E731
@@ -479,7 +482,7 @@ def test_many_worlds(env_id, options, backend):
     envs = native(env_id, 4096, SAME_STEP, **options, max_steps=2, backend=backend)
     action = to_backend(envs.action_space.sample(), backend)
     tokens, _ = envs.reset(seed=0)
-    assert len({row.tobytes() for row in as_numpy(tokens)}) == 4096
+    assert len({row.tobytes() for row in as_numpy(tokens)}) > 3950  # of 100,000 levels, some come twice
     for _ in range(3):
         tokens, reward, _, _, _ = envs.step(action)
         assert as_numpy(tokens) in envs.observation_space and as_numpy(reward).shape == (4096,)
@@ -498,8 +501,9 @@ def test_torch_draws_the_same_numbers(env_id, options, seed):
         (tokens, info), (expected, told) = results
         for field, same in zip(ours.state, reference.state, strict=True):
             np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-6)
-        marker = ours.token_spec.marker
-        np.testing.assert_array_equal(as_numpy(tokens[..., marker]), expected[..., marker])  # roles, so counts too
+        if hasattr(ours, "token_spec"):
+            marker = ours.token_spec.marker
+            np.testing.assert_array_equal(as_numpy(tokens[..., marker]), expected[..., marker])  # roles, so counts too
         np.testing.assert_array_equal(as_numpy(info["signal_mask"]), told["signal_mask"])
         np.testing.assert_allclose(as_numpy(info["snr"]), told["snr"], rtol=1e-6)
 
@@ -538,7 +542,8 @@ def test_torch_types_and_devices(env_id, options, device):
     actions = [to_backend(action, "torch").to(device) for action in draw_actions(envs.action_space, 4)]
     for action in actions:
         tokens, reward, terminated, truncated, info = envs.step(action)
-        assert tokens.dtype == reward.dtype == info["snr"].dtype == torch.float32
+        assert tokens.dtype == (torch.float32 if hasattr(envs, "token_spec") else torch.uint8)
+        assert reward.dtype == info["snr"].dtype == torch.float32
         assert terminated.dtype == truncated.dtype == info["signal_mask"].dtype == info["_snr"].dtype == torch.bool
         given = arrays_in([tokens, reward, terminated, truncated, info, tuple(envs.state)])
         assert {array.device for array in given} == {tokens.device}
@@ -561,11 +566,11 @@ def test_torch_keeps_its_types_whatever_the_action(env_id, options):
     envs = native(env_id, 2, **options, backend="torch")
     kinds = ("float64", "float16") if envs.core.continuous_actions else ("int32", "uint8")
     for kind in kinds:
-        envs.reset(seed=0)
+        first, _ = envs.reset(seed=0)
+        before = [array.dtype for array in (*envs.state, first)]
         for _ in range(2):
             tokens, reward, *_ = envs.step(to_backend(envs.action_space.sample(), "torch").to(getattr(torch, kind)))
-            assert tokens.dtype == reward.dtype == torch.float32
-            assert {field.dtype for field in envs.state} == {torch.float32}
+            assert [array.dtype for array in (*envs.state, tokens)] == before and reward.dtype == torch.float32
 
 
 @each_game
@@ -592,18 +597,17 @@ def test_a_fresh_core_compiles_whole(env_id, learners, monkeypatch):
 INFO = ("signal_mask", "snr")
 
 
-def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, int]:
-    """Return how many agents a team has, and how many tokens each sees."""
-    agents = envs.core.teams[team]
-    return len(envs.core.agents[agents]), envs.token_spec.num_tokens
+def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, tuple[int, ...]]:
+    """Return how many agents a team has, and the shape of what each sees."""
+    return len(envs.core.agents[envs.core.teams[team]]), envs.core.observation_bounds[0].shape
 
 
 @each_team
 @each_mode
 def test_agent_axis(env_id, options, team, mode, backend):
     envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
-    n, tokens = team_of(envs, team)
-    assert envs.single_observation_space.shape == (n, tokens, 5)
+    n, shape = team_of(envs, team)
+    assert envs.single_observation_space.shape == (n, *shape)
     assert envs.action_space.shape == ((3, n, 5) if envs.core.continuous_actions else (3, n))
     resets = 0
     for result in staggered(envs, 30, backend=backend):
@@ -612,7 +616,7 @@ def test_agent_axis(env_id, options, team, mode, backend):
         resets += "final_info" in info or len(result) == 2
         assert as_numpy(result[0]) in envs.observation_space
         for part in (info, *finals):
-            assert part["signal_mask"].shape == (3, n, tokens) and part["snr"].shape == (3, n)
+            assert part["signal_mask"].shape == (3, n, *shape[:-1]) and part["snr"].shape == (3, n)
             assert part["_signal_mask"].shape == part["_snr"].shape == (3,)
             here = as_numpy(part["_snr"])
             assert (as_numpy(part["snr"])[here] > 0).all() and not as_numpy(part["snr"])[~here].any()
@@ -841,7 +845,7 @@ WRONG_ANSWERS = {
 }
 
 
-@each_control
+@each_policed_control
 @pytest.mark.parametrize("answer", WRONG_ANSWERS.values(), ids=list(WRONG_ANSWERS))
 @pytest.mark.parametrize("kind", ["single", "numpy", "torch", "parallel"])
 def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
@@ -869,7 +873,7 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
         env.step(action)
 
 
-@each_control
+@each_policed_control
 @pytest.mark.parametrize("value", [-1, 5, np.nan, np.inf])
 def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
     game, _ = ENVIRONMENTS[env_id]

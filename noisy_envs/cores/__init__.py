@@ -44,8 +44,8 @@ class Core(Protocol):
         """Whether an action is `num_actions` numbers in 0 … 1, or one of as many integers."""
 
     @property
-    def token_spec(self) -> TokenSpec | None:
-        """What an observation means; None where it is no set of tokens."""
+    def token_spec(self) -> TokenSpec:
+        """What an observation means; AttributeError where it is no set of tokens."""
 
     @property
     def observation_bounds(self) -> tuple[Array, Array]:
@@ -82,6 +82,9 @@ class Core(Protocol):
 
     def terminated(self, state: Any) -> Array:
         """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
+
+    def text(self, state: Any) -> list[str]:
+        """Draw each world in characters; asked of games that have the render mode "ansi"."""
 
     def success(self, state: Any) -> Array:
         """Tell in which worlds (B,) the goal is reached."""

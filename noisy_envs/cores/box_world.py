@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -16,9 +16,7 @@ import numpy as np
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores import levels
 from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
-from noisy_envs.options import (
-    Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain,
-)  # fmt: skip
+from noisy_envs.options import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
 
@@ -37,7 +35,9 @@ PALETTE = np.array([
 class State(NamedTuple):
     """A batch of worlds, int64. Cells are numbered row by row over the picture, field and frame."""
 
-    thing: Array  # (B, M, 2) cell, colour: the agent, the key (cell 0 if held), each box's content and lock; absent last
+    thing: (
+        Array  # (B, M, 2) cell, colour: the agent, the key (cell 0 if held), each box's content and lock; absent last
+    )
     outcome: Array  # (B, K) what opening a box brings about: OPENED_BOX, SOLVED, DEAD_END; 0 for none
     size: Array  # (B,) cells along a side of the field
     level: Array  # (B,) number of the level, −1 for a drawn one
@@ -55,8 +55,8 @@ class BoxWorld:
     loose key to the gem. A distractor's first lock fits a key of that chain too, but none of its keys leads on.
 
     ## Action Space
-    `Discrete(4)`: up, down, left, right. A move off the field, onto a content, or onto a lock of another colour than the
-    held key's is blocked: the agent stays.
+    `Discrete(4)`: up, down, left, right. A move off the field, onto a content, or onto a lock of another colour than
+    the held key's is blocked: the agent stays.
 
     ## Observation Space
     `observation="entities"`: `Box((2 + 2K, 5), float32)`, K boxes at most. `"pixels"`: `Box((size² + 1, 5), float32)`,
@@ -66,12 +66,12 @@ class BoxWorld:
     | | entities | pixels |
     |---|---|---|
     | 0 | the agent | the agent's cell |
-    | 1 | the key: loose, or held and then at the frame's corner | the frame's corner: the held key, black without one |
+    | 1 | the key: loose, or held, at the frame's corner | the frame's corner: the held key, black without one |
     | others | content and lock of each box, boxes row by row | the other cells, row by row |
     | padding, last | −1, −1, −1, −1, −1 | the same, where `size` is a range |
 
-    `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, the picture: the field in a black frame, whose top left cell shows the
-    held key. It has no tokens, so `token_spec` is None.
+    `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, the picture: the field in a black frame, whose top left cell shows
+    the held key. It is no set of tokens, so there is no `token_spec`.
 
     Agent 128, 128, 128; gem 255, 255, 255; empty 220, 220, 220; keys and locks have 19 other colours.
 
@@ -80,9 +80,9 @@ class BoxWorld:
     `blocked_cost` for each blocked move. Perfect play returns goal_length − 1 + 10.
 
     ## Starting State
-    A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the loose
-    key, and each free cell can be reached from each other, so that every level can be solved, if not within `max_steps`.
-    A level's number makes the same level everywhere.
+    A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the
+    loose key, and each free cell can be reached from each other, so that every level can be solved, if not within
+    `max_steps`. A level's number makes the same level everywhere.
 
     ## Episode End
     Terminated when the gem's box (`info["is_success"]` is True) or a distractor's is opened; truncated after
@@ -92,12 +92,12 @@ class BoxWorld:
     * `size`: cells along a side, 3 to 32. It and the next three: a number, or a range (low, high) drawn for each level.
     * `goal_length`: keys of the chain, the gem being the last: the loose one and goal_length − 1 boxes.
     * `num_distractors`, `distractor_length`: chains of dead ends, and boxes in each.
-    * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not overlap
-      are for training and for evaluation.
+    * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not
+      overlap are for training and for evaluation.
     * `observation`, `step_cost`, `blocked_cost`, `max_steps`: see above.
 
-    `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn one, see
-    `noisy_envs.cores.levels.read`.
+    `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn
+    one, see `noisy_envs.cores.levels.read`.
 
     ## Differences
     From the paper's code: exactly `num_distractors` distractors, where it draws 0 to 2; roles and places of boxes are
@@ -192,17 +192,17 @@ class BoxWorld:
         return lowest(self.size) < highest(self.size)
 
     @cached_property
-    def token_spec(self) -> TokenSpec | None:
-        """What an observation means; None for "rgb"."""
+    def token_spec(self) -> TokenSpec:
+        """What an observation means."""
         if self.observation == "rgb":
-            return None
+            raise AttributeError("observation='rgb' is no set of tokens: ask for 'entities' or 'pixels'")
         num_tokens = self.num_things if self.observation == "entities" else highest(self.size) ** 2 + 1
         return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, marker=0)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:
         """Lowest and highest values of an observation, of its shape and type."""
-        if self.token_spec is None:
+        if self.observation == "rgb":
             shape = self.width, self.width, 3
             return np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)
         ones = np.ones((self.token_spec.num_tokens, self.token_spec.num_features), np.float32)
@@ -220,9 +220,12 @@ class BoxWorld:
 
     def _unpack(self, rows: np.ndarray, numbers: np.ndarray, like: Array) -> State:
         """Turn rows as `_pack` makes them (B, ...) into starting states."""
-        size, outcome, thing = np.split(rows, [1, 1 + self.num_boxes], axis=1)
-        parts = thing.reshape(-1, self.num_things, 2), outcome, size[:, 0], numbers, np.zeros_like(numbers)
-        return State(*(namespace(like).asarray(np.ascontiguousarray(x), device=like.device) for x in parts))
+        things = 1 + self.num_boxes  # columns before them
+        thing, outcome = rows[:, things:].reshape(-1, self.num_things, 2), rows[:, 1:things]
+        state = State(thing, outcome, rows[:, 0], numbers, np.zeros_like(numbers))
+        if isinstance(like, np.ndarray):
+            return state
+        return State(*(namespace(like).asarray(field, device=like.device, copy=True) for field in state))
 
     def _draw_row(self, number: int) -> list[int]:
         """Draw a level as a row of integers."""
@@ -257,39 +260,56 @@ class BoxWorld:
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Play one step of the actions (B, 1)."""
         xp = namespace(action)
-        cell, colour = state.thing[..., 0], state.thing[..., 1]
-        agent, key = cell[:, :1], colour[:, 1:2]  # (B, 1)
-        target = agent + self.table("moves", cell)[action]
-        here = cell == target
-        held = cell[:, 1:2] == CORNER
-        fits = held & (colour[:, 3::2] == key)  # (B, K)
+        agent = state.thing[:, :1, 0]
+        target = agent + self.table("moves", agent)[action]  # (B, 1)
+        off_field = ~self.table("inside", agent)[state.size[:, None], target]
+        met = state.thing[..., 0] == target  # (B, M)
+        if xp is np and not met.any():  # most steps of a single world
+            thing, outcome, in_the_way, event = state.thing.copy(), state.outcome, off_field, 0
+        else:
+            thing, outcome, in_the_way, event = self._meet(state, met)
+        blocked = off_field | in_the_way
+        thing[:, :1, 0] = xp.where(blocked, agent, target)
+        return State(thing, outcome, state.size, state.level, event + BLOCKED * blocked[:, 0])
 
-        off_field = ~self.table("inside", cell)[state.size[:, None], target]
-        on_key = here[:, 1:2]
-        on_content = xp.any(here[:, 2::2], axis=1, keepdims=True)
-        opened = here[:, 3::2] & fits  # (B, K)
-        opens = xp.any(opened, axis=1, keepdims=True)
-        on_shut_lock = xp.any(here[:, 3::2] & ~fits, axis=1, keepdims=True)
-        blocked = off_field | on_content | on_shut_lock
+    def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
+        """Let the agents meet things (B, M).
+
+        Returns:
+            Things and outcomes then, whether one is in the way (B, 1), and events (B,).
+        """
+        xp = namespace(met)
+        cell, colour = state.thing[..., 0], state.thing[..., 1]
+        key = colour[:, 1:2]  # (B, 1)
+        held = cell[:, 1:2] == CORNER
+        fits = held & (colour[:, 3::2] == key)  # (B, K), as the next two
+
+        on_key = met[:, 1:2]
+        on_content = met[:, 2::2]
+        on_lock = met[:, 3::2]
+        opened = on_lock & fits
+        in_the_way = xp.any(on_content | (on_lock & ~fits), axis=1, keepdims=True)
 
         thing = xp.asarray(state.thing, copy=True)
-        thing[:, :1, 0] = xp.where(blocked, agent, target)
         thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
+        event = TOOK_KEY * on_key[:, 0] + xp.sum(opened * state.outcome, axis=1)
+        if xp is np and not opened.any():
+            return thing, state.outcome, in_the_way, event
+        opens = xp.any(opened, axis=1, keepdims=True)
         thing[:, 1:2, 1] = xp.where(opens, xp.sum(opened * colour[:, 2::2], axis=1, keepdims=True), key)
-        event = xp.sum(opened * state.outcome, axis=1) + TOOK_KEY * on_key[:, 0] + BLOCKED * blocked[:, 0]
-        thing, outcome = self._remove(thing, state.outcome, opens, target - 1)
-        return State(thing, outcome, state.size, state.level, event)
+        return *self._remove(thing, state.outcome, opened), in_the_way, event
 
-    def _remove(self, thing: Array, outcome: Array, gone: Array, content: Array) -> tuple[Array, Array]:
-        """Take out the boxes at the cells `content` (B, 1) in the worlds `gone` (B, 1), and close the gap."""
+    def _remove(self, thing: Array, outcome: Array, opened: Array) -> tuple[Array, Array]:
+        """Take out the box of each world that opened one (B, K), and close the gap."""
         xp = namespace(thing)
         box = thing[:, 2:].reshape(-1, self.num_boxes, 4)
-        later = gone & (box[..., 0] >= content)  # boxes lie in the order of their cells
+        opens = xp.any(opened, axis=1, keepdims=True)
+        moved = opens & (self.table("slots", box) >= xp.argmax(xp.astype(opened, xp.int64), axis=1, keepdims=True))
         next_box = xp.concat([box[:, 1:], xp.zeros_like(box[:, :1]) + self.table("absent", box)], axis=1)
-        box = xp.where(later[..., None], next_box, box)
         next_outcome = xp.concat([outcome[:, 1:], xp.zeros_like(outcome[:, :1])], axis=1)
+        box = xp.where(moved[..., None], next_box, box)
         thing = xp.concat([thing[:, :2], box.reshape(-1, 2 * self.num_boxes, 2)], axis=1)
-        return thing, xp.where(later, next_outcome, outcome)
+        return thing, xp.where(moved, next_outcome, outcome)
 
     def terminated(self, state: State) -> Array:
         """Tell which worlds (B,) are over: solved, or at a dead end."""
@@ -306,12 +326,11 @@ class BoxWorld:
     def observe(self, state: State, agents: slice = slice(None)) -> Array:
         """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
         xp = namespace(state.thing)
-        cell, colour = state.thing[..., 0], state.thing[..., 1]
+        cell, colour = self.shown(state), state.thing[..., 1]  # (B, N)
         if self.observation != "entities":
             picture = self.picture(state)
             if self.observation == "rgb":
                 return self.table("palette", picture)[picture].reshape(-1, 1, self.width, self.width, 3)
-            cell = self.table("order", cell)[state.size - lowest(self.size), cell[:, 0]]  # (B, N)
             colour = picture[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
         tokens = self.table("look", colour)[colour]  # (B, N, 5)
         place = self.table("place", cell)[cell]
@@ -319,6 +338,16 @@ class BoxWorld:
         if self.observation == "entities" or self.pads_pixels:
             tokens = xp.where(colour[..., None] != ABSENT, tokens, self.table("look", colour)[ABSENT])
         return tokens[:, None]
+
+    def shown(self, state: State) -> Array:
+        """Return the cells (B, N) that the tokens show, or for "rgb" the pixels (B, w²)."""
+        cell = state.thing[..., 0]
+        if self.observation == "entities":
+            return cell
+        if self.observation == "pixels":
+            return self.table("order", cell)[state.size - lowest(self.size), cell[:, 0]]
+        xp = namespace(cell)
+        return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
         """Return the colours (B, w²) of all cells, int64."""
@@ -333,21 +362,23 @@ class BoxWorld:
         return self.observe(state)[:, 0]
 
     def token_mask(self, tokens: Array) -> Array:
-        """Tell tokens (..., N, 5) from padding, bool (..., N); or the field and the held key from the frame (..., w, w)."""
-        if self.token_spec is not None:
+        """Tell tokens (..., N, 5) from padding, bool (..., N), or field and held key from the frame (..., w, w)."""
+        if self.observation != "rgb":
             return self.token_spec.mask(tokens)
         mask = namespace(tokens).any(tokens != 0, axis=-1)
         mask[..., 0, 0] = True
         return mask
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 5) carry signal, bool (..., N), or which of (..., w, w): agent, keys, locks, gem.
+        """Tell which tokens (..., N, 5) carry signal, bool (..., N), or which pixels (..., w, w).
 
-        What is empty does not, nor the slot of the held key while it is black.
+        That is the agent, keys, locks and the gem; not what is empty, nor the slot of the held key while it is black.
         """
         xp = namespace(tokens)
-        empty = self.table("palette" if self.token_spec is None else "look", tokens)[EMPTY, 0]  # no other has this red
-        return (tokens[..., 0] != empty) & xp.any(tokens[..., :3] > 0, axis=-1)
+        empty = self.table("palette" if self.observation == "rgb" else "look", tokens)[
+            EMPTY, 0
+        ]  # no other has this red
+        return (tokens[..., 0] != empty) & (xp.sum(tokens[..., :3], axis=-1) > 0)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
@@ -426,7 +457,7 @@ class BoxWorld:
 
     def table(self, name: str, like: Array) -> Array:
         """Return a constant of `_tables` in the library and on the device of an array; each is made once."""
-        key = name, str(like.device), isinstance(like, np.ndarray)
+        key = name, like.device
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = namespace(like).asarray(self._tables[name], device=like.device)
@@ -451,6 +482,7 @@ class BoxWorld:
         tables = {
             "moves": np.array([-width, width, -1, 1]),
             "absent": np.array([self.nowhere, ABSENT] * 2),
+            "slots": np.arange(self.num_boxes),
             "inside": inside,
             "ground": ground,
             "palette": PALETTE,
@@ -463,7 +495,9 @@ class BoxWorld:
 
     def _order(self, inside: np.ndarray) -> np.ndarray:
         """Return the cells (sizes, w², N) that the rows of "pixels" show, by size and agent's cell."""
-        order = np.full((highest(self.size) + 1 - lowest(self.size), self.nowhere + 1, highest(self.size) ** 2 + 1), self.nowhere)
+        order = np.full(
+            (highest(self.size) + 1 - lowest(self.size), self.nowhere + 1, highest(self.size) ** 2 + 1), self.nowhere
+        )
         for size in range(lowest(self.size), highest(self.size) + 1):
             (field,) = inside[size].nonzero()
             for agent in field:

@@ -106,7 +106,8 @@ def _lay_out(draws: Draws, size: int, width: int, count: int) -> tuple[list[int]
     """
     everywhere = field(size, width)
     for _ in range(TRIES):
-        free, solid, cells = everywhere, 0, []
+        free, solid = everywhere, 0
+        cells: list[int] = []
         while len(cells) < count and (room := free & free >> 1):  # the lock needs the next cell
             cells.append(draws.member(room))
             box = 3 << cells[-1]
@@ -160,8 +161,8 @@ def on_path(boxes: tuple[Box, ...]) -> set[Box]:
 def next_move(level: Level, width: int) -> int:
     """Return the first action of a shortest solution: 0 up, 1 down, 2 left, 3 right; 0 where there is none.
 
-    Where no two keys are alike, the next goal is forced, the loose key or the lock that the held key opens, and so is the
-    cell where the agent then stands: shortest ways from goal to goal make a shortest solution.
+    Where no two keys are alike, the next goal is forced, the loose key or the lock that the held key opens, and so is
+    the cell where the agent then stands: shortest ways from goal to goal make a shortest solution.
     """
     goals = 1 << level.key[0]
     if level.key[0] == CORNER:
@@ -218,13 +219,13 @@ def read(drawing: str, width: int) -> Level:
         for x, symbol in enumerate(row):
             cell, after = y * width + x, row[x + 1 : x + 2]
             framed = not (1 <= y <= size and 1 <= x <= size)
-            if framed and symbol == "#" or not framed and symbol == ".":
+            if (framed and symbol == "#") or (not framed and symbol == "."):
                 continue
             if symbol == "@" and not framed:
                 agents.append(cell)
             elif symbol in SYMBOLS[: GEM + 1] and after.lower() in SYMBOLS[:KEYS] and after.isupper() and not framed:
                 boxes.append(Box(cell, SYMBOLS.index(symbol), SYMBOLS.index(after.lower())))
-            elif symbol in SYMBOLS[: GEM + 1] and (cell == CORNER or not framed and symbol != "*"):
+            elif symbol in SYMBOLS[: GEM + 1] and (cell == CORNER or (not framed and symbol != "*")):
                 keys.append((cell, SYMBOLS.index(symbol)))
             elif not (boxes and boxes[-1].cell == cell - 1 and not framed):
                 raise ValueError(f"text: {symbol!r} in row {y}, column {x} must not stand there")

@@ -95,9 +95,10 @@ class Episode:
         return self._chances[place]
 
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
-        """Return the `info` that goes with tokens (N, D): which are signal, their share, and whether the goal is reached."""
+        """Return the `info` of tokens (N, D): which are signal, their share, and whether the goal is reached."""
         mask = self.core.signal_mask(tokens)
-        info = {"signal_mask": mask, "snr": float(mask.sum() / self.core.token_mask(tokens).sum())}
+        signal, present = np.count_nonzero(mask), np.count_nonzero(self.core.token_mask(tokens))
+        info = {"signal_mask": mask, "snr": float(signal / present)}
         if self.core.terminates:
             info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
         return info

@@ -49,8 +49,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode = Episode(self.core, self._learners, render_mode)
 
     @property
-    def token_spec(self) -> TokenSpec | None:
-        """What an observation means; None where it is no set of tokens."""
+    def token_spec(self) -> TokenSpec:
+        """What an observation means; AttributeError where it is no set of tokens."""
         return self.core.token_spec
 
     def observation_space(self, agent: str) -> spaces.Space[np.ndarray]:

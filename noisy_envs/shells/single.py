@@ -21,7 +21,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
 
     Args:
         game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
-        render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or where the game has it "ansi".
+        render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or of some games "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Attributes:
@@ -30,8 +30,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
 
     `reset` takes the options `state` (a state to start from, see `core.admit`), those of `core.start_options`, and
     `episode` (its number: the seed and this number alone name an episode), and ignores others. `info` holds
-    `signal_mask`, bool (N,), the tokens on which the task depends, `snr`, their share of all tokens that are not padding,
-    and in games that terminate `is_success`, whether the goal is reached.
+    `signal_mask`, bool (N,), the tokens on which the task depends, `snr`, their share of all tokens that are not
+    padding, and in games that terminate `is_success`, whether the goal is reached.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
@@ -47,8 +47,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._cast = casting(self.core, LEARNER)
 
     @property
-    def token_spec(self) -> TokenSpec | None:
-        """What an observation means; None where it is no set of tokens."""
+    def token_spec(self) -> TokenSpec:
+        """What an observation means; AttributeError where it is no set of tokens."""
         return self.core.token_spec
 
     @property
@@ -56,7 +56,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """A copy of the world's state, without batch axis; `reset(options={"state": ...})` takes it."""
         self._episode.check_playing()
         state = self._episode.state
-        return type(state)._make(x[0].copy() for x in state)
+        return type(state)._make(np.array(x[0]) for x in state)
 
     @property
     def episode(self) -> tuple[int | None, int]:
@@ -92,7 +92,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
             self._info = episode.describe(tokens)
         return tokens, reward, episode.terminated, episode.truncated, self._copied_info()
 
-    def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:  # type: ignore[override]
+    def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
         """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode.
 
         Args:

@@ -78,8 +78,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     Rewards are float64 on NumPy, as Gymnasium's own vector environments give, float32 on torch. `info` holds
-    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), and of games that terminate `is_success` (B,), each with
-    a mask (B,) in Gymnasium's manner, `_signal_mask` and so on. On torch `final_obs` and `final_info` are dense tensors, valid where their masks say.
+    `signal_mask` (B, N) and `snr` (B,), or (B, n, N) and (B, n), and of games that terminate `is_success` (B,), each
+    with a mask (B,) in Gymnasium's manner, `_signal_mask` and so on. On torch `final_obs` and `final_info` are dense
+    tensors, valid where their masks say.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
@@ -146,8 +147,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         return batch_space(self.single_observation_space, self.num_envs)
 
     @property
-    def token_spec(self) -> TokenSpec | None:
-        """What an observation means; None where it is no set of tokens."""
+    def token_spec(self) -> TokenSpec:
+        """What an observation means; AttributeError where it is no set of tokens."""
         return self.core.token_spec
 
     @property
@@ -387,7 +388,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             if where is not None:
                 told = told * xp.reshape(where, (-1, *[1] * (fact.ndim - 1)))
             info[name] = told
-            info[f"_{name}"] = xp.ones_like(self._clock, dtype=xp.bool) if where is None else xp.asarray(where, copy=True)
+            info[f"_{name}"] = (
+                xp.ones_like(self._clock, dtype=xp.bool) if where is None else xp.asarray(where, copy=True)
+            )
         return info
 
     def _final(self, tokens: Array, ended: Array) -> dict[str, Any]:
