@@ -68,6 +68,8 @@ class Args:
     """updates between two checkpoints"""
     eval_episodes: int = 100
     """episodes of the evaluation at the end, on seeds that training never uses"""
+    eval_actions: Literal["best", "sampled"] = "best"
+    """whether the evaluation takes the mean or most probable actions, or draws them as training does"""
     gif: bool = True
     """whether to draw an episode at the end"""
 
@@ -145,10 +147,11 @@ PAPER_BOX = dataclasses.replace(
     total_timesteps=40_000_000, num_envs=480, num_steps=30, minibatch_size=14_400, update_epochs=32,
     num_layers=6, num_heads=6, hidden_dim=6, feedforward_dim=24, init_std=0.02, vf_coef=0.01,
 )  # fmt: skip
-# Not the paper's either, for BoxWorld: larger batches, a short horizon, and entropy against early habits.
+# Not the paper's either, for BoxWorld: larger batches, a short horizon, and entropy against early habits. The most
+# probable actions of a policy that has not learned all run in circles, so those that are evaluated are drawn.
 BOX = Args(
-    total_timesteps=3_145_728, num_envs=512, num_steps=32, learning_rate=4e-3, anneal_lr=False, gamma=0.95,
-    gae_lambda=0.95, update_epochs=8, minibatch_size=4096, vf_coef=0.05, ent_coef=0.02, max_grad_norm=10.0,
+    total_timesteps=3_145_728, num_envs=512, num_steps=32, eval_actions="sampled", learning_rate=4e-3,
+    anneal_lr=False, gamma=0.95, update_epochs=8, minibatch_size=4096, vf_coef=0.05, ent_coef=0.02,
 )  # fmt: skip
 FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX}
 PAPER = {"simple_centroid": PAPER_CENTROID, "simple_tag": PAPER_TAG, "box_world": PAPER_BOX}
@@ -542,15 +545,22 @@ def make_envs(args: Args, num_envs: int, purpose: str) -> tuple[Any, Tensor]:
     return envs, tokens
 
 
+def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
+    """Return the actions that an evaluation takes."""
+    parameters, _ = agent(tokens)
+    return agent.best(parameters) if args.eval_actions == "best" else agent.sample(parameters, generator)
+
+
 def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
-    """Play one episode in each of `episodes` worlds that training never sees, by the best actions: returns (E,)."""
+    """Play one episode in each of `episodes` worlds that training never sees: returns (E,)."""
     envs, tokens = make_envs(args, episodes, "evaluate")
+    generator = torch.Generator(args.device).manual_seed(args.seed)
     total = torch.zeros(episodes, device=args.device)
     running = torch.ones(episodes, dtype=torch.bool, device=args.device)
     agent.eval()
     with torch.inference_mode():
         while running.any():
-            tokens, rewards, terminated, truncated, _ = envs.step(agent.best(agent(tokens)[0]))
+            tokens, rewards, terminated, truncated, _ = envs.step(decide(agent, tokens, args, generator))
             total += rewards * running
             running &= ~(terminated | truncated)
     return total.cpu().numpy()
@@ -560,6 +570,7 @@ def film(agent: Agent, args: Args) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pooling."""
     env: Any = gymnasium.make(args.env_id, render_mode="rgb_array", **held_out(args.env_id)).unwrapped
     tokens, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
+    generator = torch.Generator(args.device).manual_seed(args.seed)
     frames, ended = [], False
     agent.eval()
     with torch.inference_mode():
@@ -567,7 +578,7 @@ def film(agent: Agent, args: Args) -> list[np.ndarray]:
             seen = torch.from_numpy(tokens).to(args.device)[None]
             weights = agent.pool.weights(*agent.encode(seen)).mean(dim=1)[0]  # mean over heads, (N,)
             frames.append(env.render(weights=weights.cpu().numpy()))
-            action = agent.best(agent(seen)[0])[0].cpu().numpy()
+            action = decide(agent, seen, args, generator)[0].cpu().numpy()
             tokens, _, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
         frames.append(env.render())

@@ -121,7 +121,7 @@ def main() -> None:
     key = episode_key(seeds, zeros)
     start = core.initial(uniforms(key, zeros, core.start_draws))
     random = np.random.default_rng(0)
-    action = random.integers(0, core.num_actions, (batch, 1))
+    action: np.ndarray = random.integers(0, core.num_actions, (batch, 1))
     if core.continuous_actions:
         action = random.random((batch, 1, core.num_actions), dtype=np.float32)
 

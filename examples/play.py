@@ -15,7 +15,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--env-id", default="noisy_envs/BoxWorld-v0")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
-env = gymnasium.make(args.env_id, render_mode="rgb_array")
+env: Any = gymnasium.make(args.env_id, render_mode="rgb_array")
 
 UP, DOWN, LEFT, RIGHT = pygame.K_UP, pygame.K_DOWN, pygame.K_LEFT, pygame.K_RIGHT
 keys: dict[tuple[int, ...], Any]
