@@ -409,14 +409,15 @@ def parts(level: Level) -> tuple[list[Box], list[list[Box]]]:
     opener = {box.content: box for box in level.boxes}
     assert len(opener) == len(level.boxes)
     path = [opener[GEM]]
+    left = dict(opener)  # a ring would ask for a box again
     while path[0].lock != level.key[1]:
-        path.insert(0, opener[path[0].lock])
+        path.insert(0, left.pop(path[0].lock))
     chains = []
     for box in level.boxes:  # chains from their last boxes, that hold keys to nothing
         if box not in path and all(other.lock != box.content for other in level.boxes):
             chain = [box]
             while chain[0].lock in opener and opener[chain[0].lock] not in path:
-                chain.insert(0, opener[chain[0].lock])
+                chain.insert(0, left.pop(chain[0].lock))
             chains.append(chain)
     return path, chains
 
@@ -473,7 +474,10 @@ def even(counter: Counter, outcomes: range) -> None:
 
 
 @each_setting
-def test_where_things_lie(options):
+@pytest.mark.parametrize("tries", [levels.TRIES, 0])
+def test_where_things_lie(options, tries, monkeypatch):
+    """At random, or in rows where no try succeeds."""
+    monkeypatch.setattr(levels, "TRIES", tries)
     core = BoxWorld(**options)
     seen = defaultdict(Counter)
     for number in range(2000):
@@ -496,14 +500,14 @@ def test_where_things_lie(options):
             seen["key"][key] += 1
             seen["content"].update(contents)
     side = core.width - 2
-    if options not in (SETTINGS["crowded"], SETTINGS["smallest"]):  # boxes there leave little choice
+    if tries and options not in (SETTINGS["crowded"], SETTINGS["smallest"]):  # boxes there leave little choice
         for who, columns in (("agent", side), ("key", side), ("content", side - 1)):
             for axis, size in ((0, side), (1, columns)):
                 counter = Counter(place[axis] for place in seen[who].elements())
                 mean = counter.total() / size
                 assert set(counter) == set(range(1, size + 1))
                 assert 0.5 * mean < min(counter.values()) and max(counter.values()) < 1.6 * mean
-    if side < 10:
+    if tries and side < 10:
         assert len(seen["agent"]) == side**2
 
 
@@ -597,6 +601,15 @@ def test_few_levels_are_kept(monkeypatch):
     core = BoxWorld(num_levels=100)
     for numbers in ([0, 4, 8, 1], [8, 0, 4, 4], [0, 0, 12, 3], [4, 8, 0, 12]):
         assert core.worlds(core.admit({"level": numbers}, (4,))) == [levels.draw_level(core.recipe, n) for n in numbers]
+
+
+def test_a_level_is_drawn_once(monkeypatch):
+    asked, draw_level = [], levels.draw_level
+    monkeypatch.setattr(levels, "draw_level", lambda recipe, number: asked.append(number) or draw_level(recipe, number))
+    core = BoxWorld(start_level=5)
+    for _ in range(3):
+        dealt(core, 10)
+    assert asked == list(range(10))
 
 
 def test_the_largest_bank():
@@ -748,6 +761,15 @@ def test_the_frame_of_a_small_field_is_black():
     expected[3, 2] = expected[5, 2] = (230, 190, 255)
     expected[5, 1], expected[2, 3] = 255, 128
     np.testing.assert_array_equal(picture, expected)
+
+
+def test_colours():
+    """As in the paper's code: keys and locks, then gem, agent, empty, frame."""
+    expected = (
+        "000075 e6beff aaffc3 fffac8 ffd8b1 fabebe f032e6 911eb4 4363d8 42d4f4 3cb44b bfef45 ffff19 f58231 e6194b "
+        "800000 9a6324 808000 469990 ffffff 808080 dcdcdc 000000"
+    )
+    assert [bytes(colour).hex() for colour in PALETTE[: FRAME + 1]] == expected.split()
 
 
 @pytest.mark.parametrize("move", MOVE)
@@ -952,6 +974,11 @@ def test_things_on_the_frame(place, symbol, message):
         levels.read("\n".join(map("".join, rows)), 7)
 
 
+def test_a_box_in_the_frame():
+    with pytest.raises(ValueError, match="'b' in row 2, column 0 must not stand there"):
+        levels.read("#####\n#@.a#\nbA..#\n#...#\n#####", 7)
+
+
 @pytest.mark.parametrize("text", ["", "#", "##\n##", "###\n#@#", "###\n#@#\n##"])
 def test_no_square(text):
     with pytest.raises(ValueError, match="must be a square of 3 to 7"):
@@ -1030,6 +1057,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
 def test_bad_options(options, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         make(BOX_WORLD, **options)
+    if set(options) <= set(BoxWorld.__dataclass_fields__):
+        with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+            BoxWorld(**options)
     if set(options) <= set(Recipe.__dataclass_fields__):
         recipe = {"size": 7, "goal_length": 2, "num_distractors": 2, "distractor_length": 1} | options
         with pytest.raises((ValueError, TypeError), match=re.escape(message)):
