@@ -1,5 +1,6 @@
 """The agent: returns and advantages by hand, runs that repeat, resume, never overwrite, and leave what they promise."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -13,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import runs
+from noisy_envs import ENVIRONMENTS, runs
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
@@ -68,6 +69,37 @@ def test_rollout_bootstraps_from_the_last_observation_and_counts_each_episode():
     assert (batch.next_values[:-1][~going_on] != batch.values[1:][~going_on]).all()
 
 
+def test_nothing_is_worth_waiting_for_after_a_terminated_episode():  # C50, C51
+    args = ppo.parse([*SMALL, "--env-id", "noisy_envs/BoxWorld-v0", "--num-envs", "64", "--total-timesteps", "2048"])
+    envs, tokens = ppo.make_envs(args, 64, "train")
+    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space, torch.Generator().manual_seed(0))
+    batch, _, finished = ppo.rollout(agent.eval(), envs, tokens, torch.zeros(64), 60, torch.Generator().manual_seed(0))
+    over = (batch.rewards == 10) | (batch.rewards == -1)
+    assert over.sum() > 5 and (batch.rewards == 10).any() and (batch.ended & ~over).any()
+    assert batch.ended[over].all() and (batch.next_values[over] == 0).all()
+    assert (batch.next_values[~over] != 0).all()
+    assert len(finished) == batch.ended.sum()
+
+
+def test_evaluation_is_on_levels_that_training_never_meets():
+    args = ppo.parse(["--env-id", "noisy_envs/BoxWorld-v0"])
+    found = {purpose: ppo.make_envs(args, 50, purpose)[0].state.level for purpose in ("train", "evaluate")}
+    assert found["train"].min() >= 0 and found["train"].max() < 100_000 <= found["evaluate"].min()
+
+
+def test_evaluated_actions_are_the_best_or_drawn():
+    args = ppo.parse(["--env-id", "noisy_envs/BoxWorld-v0"])
+    assert args.eval_actions == "sampled" and ppo.parse([]).eval_actions == "best"
+    envs, tokens = ppo.make_envs(args, 200, "evaluate")
+    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space, torch.Generator().manual_seed(0))
+    likely = agent(tokens)[0].argmax(-1)
+    drawn, best = (
+        ppo.decide(agent, tokens, dataclasses.replace(args, eval_actions=how), torch.Generator().manual_seed(0))
+        for how in ("sampled", "best")
+    )
+    assert torch.equal(best, likely) and not torch.equal(drawn, likely) and set(drawn.tolist()) == {0, 1, 2, 3}
+
+
 def test_a_run_leaves_what_it_promises(tmp_path):
     words = [word for word in SMALL if word != "--no-gif"]
     summary = ppo.main([*words, "--run-dir", str(tmp_path), "--total-timesteps", "256"])
@@ -87,7 +119,11 @@ def test_a_run_leaves_what_it_promises(tmp_path):
         assert film.n_frames > 100
 
 
-@pytest.mark.parametrize("options", [[], ["--dropout", "0.1", "--kl-coef", "0.5"]], ids=["plain", "dropout and KL"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--dropout", "0.1", "--kl-coef", "0.5"], ["--env-id", "noisy_envs/BoxWorld-v0"]],
+    ids=["plain", "dropout and KL", "episodes that terminate"],
+)
 def test_same_seed_same_run_and_resume_is_exact(tmp_path, options):  # C56, C60
     words = ["--total-timesteps", "2560", "--seed", "0", *options]
     first, folder = run(tmp_path / "whole", *words)
@@ -134,6 +170,25 @@ def test_a_paper_id_of_tag_takes_its_own_settings():
     assert args.num_envs * args.num_steps == args.minibatch_size == 8192
     assert (args.update_epochs, args.learning_rate, args.total_timesteps) == (16, 2.5e-3, 4_000_000)
     assert (args.gamma, args.gae_lambda, args.clip_coef, args.max_grad_norm) == (0.99, 0.95, 0.2, 10.0)
+
+
+def test_a_paper_id_of_box_world_takes_its_own_settings():
+    for kind in ("Entities", "Pixels"):
+        args = ppo.parse(["--env-id", f"noisy_envs/BoxWorld{kind}-v0"])
+        assert (args.num_layers, args.num_heads, args.hidden_dim, args.feedforward_dim) == (6, 6, 6, 24)
+        assert (args.kl_coef, args.vf_coef, args.ent_coef, args.dropout, args.init_std) == (0, 0.01, 0, 0.1, 0.02)
+        assert args.num_envs * args.num_steps == args.minibatch_size == 14_400
+        assert (args.update_epochs, args.learning_rate, args.total_timesteps) == (32, 2.5e-3, 40_000_000)
+        assert (args.gamma, args.gae_lambda, args.clip_coef, args.max_grad_norm) == (0.99, 0.95, 0.2, 10.0)
+
+
+@pytest.mark.parametrize("env_id", ENVIRONMENTS)
+def test_presets_by_name(env_id):
+    chosen = {name: ppo.parse(["--env-id", env_id, "--preset", name]) for name in ("paper", "fast")}
+    default = ppo.parse(["--env-id", env_id])
+    assert default == chosen[default.preset] and default.env_id == env_id
+    assert chosen["paper"].num_layers >= 3 and chosen["fast"].num_layers == 2
+    assert (default.preset == "fast") == (env_id.split("/")[1] in ppo.GENERAL)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +248,12 @@ def test_environment_seeds_are_apart():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_demo_learns(tmp_path, seed):
     assert ppo.main(["--seed", str(seed), "--run-dir", str(tmp_path), "--no-gif"])["score"] >= 0.7
+
+
+@pytest.mark.slow
+def test_box_world_is_learned_slowly(tmp_path):
+    words = ["--env-id", "noisy_envs/BoxWorld-v0", "--total-timesteps", "524288", "--eval-episodes", "1000"]
+    assert ppo.main([*words, "--run-dir", str(tmp_path), "--no-gif"])["return"] >= 1.5  # random play: 0.46
 
 
 @pytest.mark.slow
