@@ -260,9 +260,9 @@ class BoxWorld:
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Play one step of the actions (B, 1)."""
         xp = namespace(action)
-        agent = state.thing[:, :1, 0]
-        target = agent + self.table("moves", agent)[action]  # (B, 1)
-        off_field = ~self.table("inside", agent)[state.size[:, None], target]
+        agent, table = state.thing[:, :1, 0], self.tables(action)
+        target = agent + table["moves"][action]  # (B, 1)
+        off_field = ~table["inside"][state.size[:, None], target]
         met = state.thing[..., 0] == target  # (B, M)
         if xp is np and not met.any():  # most steps of a single world
             thing, outcome, in_the_way, event = state.thing.copy(), state.outcome, off_field, 0
@@ -301,11 +301,11 @@ class BoxWorld:
 
     def _remove(self, thing: Array, outcome: Array, opened: Array) -> tuple[Array, Array]:
         """Take out the box of each world that opened one (B, K), and close the gap."""
-        xp = namespace(thing)
+        xp, table = namespace(thing), self.tables(thing)
         box = thing[:, 2:].reshape(-1, self.num_boxes, 4)
         opens = xp.any(opened, axis=1, keepdims=True)
-        moved = opens & (self.table("slots", box) >= xp.argmax(xp.astype(opened, xp.int64), axis=1, keepdims=True))
-        next_box = xp.concat([box[:, 1:], xp.zeros_like(box[:, :1]) + self.table("absent", box)], axis=1)
+        moved = opens & (table["slots"] >= xp.argmax(xp.astype(opened, xp.int64), axis=1, keepdims=True))
+        next_box = xp.concat([box[:, 1:], xp.zeros_like(box[:, :1]) + table["absent"]], axis=1)
         next_outcome = xp.concat([outcome[:, 1:], xp.zeros_like(outcome[:, :1])], axis=1)
         box = xp.where(moved[..., None], next_box, box)
         thing = xp.concat([thing[:, :2], box.reshape(-1, 2 * self.num_boxes, 2)], axis=1)
@@ -321,22 +321,21 @@ class BoxWorld:
 
     def reward(self, state: State, agents: slice = slice(None)) -> Array:
         """Return the rewards (B, 1) of the step that led here."""
-        return self.table("rewards", state.event)[state.event][:, None]
+        return self.tables(state.event)["rewards"][state.event][:, None]
 
     def observe(self, state: State, agents: slice = slice(None)) -> Array:
         """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
-        xp = namespace(state.thing)
+        xp, table = namespace(state.thing), self.tables(state.thing)
+        if self.observation == "rgb":
+            return table["palette"][self.picture(state)].reshape(-1, 1, self.width, self.width, 3)
         cell, colour = self.shown(state), state.thing[..., 1]  # (B, N)
-        if self.observation != "entities":
-            picture = self.picture(state)
-            if self.observation == "rgb":
-                return self.table("palette", picture)[picture].reshape(-1, 1, self.width, self.width, 3)
-            colour = picture[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
-        tokens = self.table("look", colour)[colour]  # (B, N, 5)
-        place = self.table("place", cell)[cell]
-        tokens[..., 3:] = (place - place[:, :1]) / self.table("span", cell)[state.size][:, None, None]
+        if self.observation == "pixels":
+            colour = self.picture(state)[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
+        tokens = table["look"][colour]  # (B, N, 5)
+        place = table["place"][cell]
+        tokens[..., 3:] = (place - place[:, :1]) / table["span"][state.size][:, None, None]
         if self.observation == "entities" or self.pads_pixels:
-            tokens = xp.where(colour[..., None] != ABSENT, tokens, self.table("look", colour)[ABSENT])
+            tokens = xp.where(colour[..., None] != ABSENT, tokens, table["padding"])
         return tokens[:, None]
 
     def shown(self, state: State) -> Array:
@@ -345,14 +344,14 @@ class BoxWorld:
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
-            return self.table("order", cell)[state.size - lowest(self.size), cell[:, 0]]
+            return self.tables(cell)["order"][state.size - lowest(self.size), cell[:, 0]]
         xp = namespace(cell)
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
         """Return the colours (B, w²) of all cells, int64."""
         xp = namespace(state.thing)
-        picture = self.table("ground", state.size)[state.size]
+        picture = self.tables(state.size)["ground"][state.size]
         world = xp.arange(picture.shape[0], device=picture.device)[:, None]
         picture[world, state.thing[..., 0]] = state.thing[..., 1]
         return picture
@@ -374,10 +373,10 @@ class BoxWorld:
 
         That is the agent, keys, locks and the gem; not what is empty, nor the slot of the held key while it is black.
         """
-        xp = namespace(tokens)
-        empty = self.table("palette" if self.observation == "rgb" else "look", tokens)[
-            EMPTY, 0
-        ]  # no other has this red
+        if self.observation == "entities":
+            return self.token_mask(tokens)
+        xp, table = namespace(tokens), self.tables(tokens)
+        empty = table["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other has this red
         return (tokens[..., 0] != empty) & (xp.sum(tokens[..., :3], axis=-1) > 0)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
@@ -461,16 +460,17 @@ class BoxWorld:
         levels.check(level, self.width)
         return level
 
-    def table(self, name: str, like: Array) -> Array:
-        """Return a constant of `_tables` in the library and on the device of an array; each is made once."""
-        key = name, like.device
-        made = self._made.get(key)
+    def tables(self, like: Array) -> dict[str, Array]:
+        """Return the constants by their names in the library and on the device of an array; they are made once."""
+        made = self._made.get(like.device)
         if made is None:
-            made = self._made[key] = namespace(like).asarray(self._tables[name], device=like.device)
+            xp = namespace(like)
+            made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
+            self._made[like.device] = made
         return made
 
     @cached_property
-    def _made(self) -> dict[Any, Array]:
+    def _made(self) -> dict[Any, dict[str, Array]]:
         return {}
 
     @cached_property
@@ -493,6 +493,7 @@ class BoxWorld:
             "ground": ground,
             "palette": PALETTE,
             "look": look.astype(np.float32),
+            "padding": np.full(5, -1, np.float32),
             "place": np.stack([row, column], axis=1).astype(np.float32),
             "span": np.arange(1, width, dtype=np.float32),
             "rewards": (rewards - self.step_cost).astype(np.float32),
