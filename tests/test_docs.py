@@ -94,6 +94,19 @@ def test_references_are_what_the_table_says(env_id):
         assert play_reference(env_id, name, episodes=300, seed=5).mean() == pytest.approx(value, abs=5 * error)
 
 
+def test_runs_are_drawn_beside_each_other(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = [sys.executable, ROOT / "tools" / "plot_runs.py", tmp_path / "curves.png"]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("global_step,charts/episodic_return\n64,nan\n128,1.5\n192,2.5\n")
+        words.append(f"{name}={tmp_path / name}")
+    subprocess.run(words, check=True)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    wrong = subprocess.run([*words, "three=nowhere"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "'three=nowhere' must be LABEL=FOLDER" in wrong.stderr
+
+
 def test_unknown_id_has_no_references():
     with pytest.raises(KeyError, match="Nothing"):
         reference_returns("noisy_envs/Nothing-v0")

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice, check_count, is_int
-from noisy_envs.randomness import MAX_SEED
+from noisy_envs.randomness import MASK, MAX_SEED
 
 Casting = tuple[tuple[int, int, Any], ...]
 
@@ -78,10 +78,12 @@ def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> 
 
 
 def check_episode(number: Any) -> int | None:
-    """Return the option `episode`, a number from 0, or None where it is not given."""
+    """Return the option `episode`, a number of 32 bits, or None where it is not given."""
     if number is None:
         return None
     check_count("episode", number, minimum=0, may_be_range=False)
+    if number > MASK:
+        raise ValueError(f"episode={number}: must be at most {MASK}")
     return int(number)
 
 

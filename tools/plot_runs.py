@@ -1,0 +1,54 @@
+"""Draw the training curves of several runs in one figure: python tools/plot_runs.py OUT.png "LABEL=runs/NAME" ...
+
+A run is a folder with a `metrics.csv`; runs of one label share a colour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import numpy as np
+
+from noisy_envs.runs import read_metrics, write_atomically
+
+
+def labelled(word: str) -> tuple[str, Path]:
+    """Split LABEL=FOLDER, and look whether there are metrics."""
+    label, _, folder = word.partition("=")
+    path = Path(folder) / "metrics.csv"
+    if not folder or not path.is_file():
+        raise argparse.ArgumentTypeError(f"{word!r} must be LABEL=FOLDER, with a metrics.csv in the folder")
+    return label, path
+
+
+def main() -> None:
+    """Read, draw, write."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", type=labelled, nargs="+", metavar="LABEL=FOLDER")
+    parser.add_argument("--title", default="")
+    args = parser.parse_args()
+    figure = Figure(figsize=(8, 4.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    labels = list(dict.fromkeys(label for label, _ in args.runs))
+    for label, path in args.runs:
+        rows = [row for row in read_metrics(path) if np.isfinite(row["charts/episodic_return"])]
+        steps, returns = ([row[name] for row in rows] for name in ("global_step", "charts/episodic_return"))
+        color = f"C{labels.index(label)}"
+        seen = any(line.get_label() == label for line in axes.get_lines())
+        axes.plot(np.array(steps) / 1e6, returns, color=color, linewidth=1.2, label=None if seen else label)
+    axes.set(xlabel="million steps", ylabel="return of training episodes", title=args.title)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    write_atomically(args.out, buffer.getvalue())
+
+
+if __name__ == "__main__":
+    main()
