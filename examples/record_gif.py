@@ -21,5 +21,6 @@ while not ended:
     action = env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0]
     _, _, terminated, truncated, info = env.step(action)
     ended = terminated or truncated
+frames.append(env.render())
 env.close()
 write_gif(Path(sys.argv[2] if len(sys.argv) > 2 else "oracle.gif"), frames, fps=10)

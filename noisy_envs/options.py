@@ -12,6 +12,7 @@ import numpy as np
 
 from noisy_envs.arrays import as_numpy
 
+MOST = 2**63 - 1  # of a whole number
 LARGEST = 1e30  # of a real option: float32 holds it, and what is computed from it
 Count = int | tuple[int, int]  # a number, or the lowest and highest of a range, both included
 
@@ -31,8 +32,8 @@ def is_int(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True) -> None:
-    """Raise unless `value` is an integer of at least `minimum`, or a tuple of two, in order."""
+def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True, maximum: int = MOST) -> None:
+    """Raise unless `value` is an integer from `minimum` to `maximum`, or a tuple of two, in order."""
     if is_int(value):
         values = [value]
     elif may_be_range and isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)):
@@ -43,6 +44,8 @@ def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True) 
     if min(values) < minimum or values != sorted(values):
         ordered = " and low <= high" if len(values) == 2 else ""
         raise ValueError(f"{name}={value!r}: must be at least {minimum}{ordered}")
+    if max(values) > maximum:
+        raise ValueError(f"{name}={value!r}: must be at most {maximum}")
 
 
 def check_number(name: str, value: Any, minimum: float | None = None, above: float | None = None) -> None:

@@ -18,6 +18,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
+from noisy_envs.arrays import as_numpy
 from noisy_envs.cores import box_world, levels
 from noisy_envs.cores import simple_centroid as centroid
 from noisy_envs.cores import simple_tag as tag
@@ -145,6 +146,7 @@ def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Arr
     square = core.width, core.width
     strengths = np.zeros(core.width * core.width)
     strengths[core.shown(worlds)[0]] = halos
+    strengths[core.nowhere] = 0.0  # what is absent
     (level,) = core.worlds(worlds)
     outlined = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
     if level.key[1] == levels.GEM:
@@ -192,8 +194,8 @@ class Renderer:
             state: of the core, NumPy arrays without the batch axis. It is not changed.
             step: steps played in this episode, for the caption.
             total_return: sum of rewards so far, for the caption.
-            weights: (N,) weights of a pooling head over the tokens of the first agent, none negative. The
-                largest gets the strongest halo.
+            weights: (N,) weights of a pooling head over the tokens of the first agent, or (w, w) over pixels, none
+                negative. The largest gets the strongest halo.
 
         Returns:
             A new array uint8 (size, size, 3), or None in mode "human".
@@ -203,8 +205,8 @@ class Renderer:
         """
         if self._dismissed:
             raise RuntimeError("the window was closed; after close() a drawing opens a new one")
-        num_tokens = math.prod(self.core.observation_bounds[0].shape[:-1])
-        scene = SCENES[self.core.name](self.core, state, _halos(weights, num_tokens))
+        halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
+        scene = SCENES[self.core.name](self.core, state, halos)
         if weights is not None:
             scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
         # + 0.0 turns -0.0 into 0.0
@@ -421,10 +423,14 @@ def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, kind
         x += 2.3 * icon + label.get_width()
 
 
-def _halos(weights: Any, count: int) -> Array:
-    """Turn weights into strengths of halos (N,) relative to the largest; no weights, no halos."""
-    given = np.zeros(count) if weights is None else np.asarray(weights, dtype=np.float64)
-    if given.shape != (count,) or not (np.isfinite(given) & (given >= 0)).all():
+def _halos(weights: Any, shape: tuple[int, ...]) -> Array:
+    """Turn weights (N,), or of pixels (w, w), into strengths of halos (N,) relative to the largest; none without."""
+    count = math.prod(shape)
+    try:
+        given = np.zeros(shape) if weights is None else as_numpy(weights).astype(np.float64)
+    except ValueError:  # no numbers, or a ragged list
+        given = np.zeros(())
+    if given.shape not in (shape, (count,)) or not (np.isfinite(given) & (given >= 0)).all():
         raise ValueError(f"weights={weights!r} must be {count} finite numbers, one a token, none negative")
-    strengths: Array = given / (given.max() or 1.0)
+    strengths: Array = given.ravel() / (given.max() or 1.0)
     return strengths

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make, to_backend
+from conftest import assert_same, make, to_backend
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.cores import levels
@@ -615,7 +615,11 @@ def test_a_level_is_drawn_once(monkeypatch):
 def test_the_largest_bank():
     core = BoxWorld(start_level=MAX_SEED - 1, num_levels=1)
     assert core.initial((np.full((2, 2), 0.75, np.float32),)).level.tolist() == [MAX_SEED - 1] * 2
-    BoxWorld(start_level=0, num_levels=MAX_SEED)
+    whole = BoxWorld(num_levels=2**48)
+    for word, level in ((0.0, 0), (1 - 2.0**-24, 2**48 - 1)):
+        assert whole.initial((np.full((1, 2), word, np.float32),)).level.tolist() == [level]
+    with pytest.raises(ValueError, match=f"num_levels={2**48 + 1}: must be at most {2**48}"):
+        BoxWorld(num_levels=2**48 + 1)
 
 
 @pytest.mark.parametrize("level", [0, 5, np.int32(9), 123_456_789_012, MAX_SEED])
@@ -939,8 +943,8 @@ BAD_DRAWINGS = {
     "no keys": ("# @.... ..... ..... *A... .....", "1 agents and 0 keys"),
     "two keys": ("# @.... b.... ..... ..... ....a", "1 agents and 2 keys"),
     "held and loose": ("b @.... ..... ..... ..... ....a", "1 agents and 2 keys"),
-    "two gems": ("a @.... ..... *A... *B... .....", "must be from 0 to 18, or one the gem, 19"),
-    "gem held and boxed": ("* @.... ..... *A... ..... .....", "must be from 0 to 18, or one the gem, 19"),
+    "two gems": ("a @.... ..... *A... *B... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
+    "gem held and boxed": ("* @.... ..... *A... ..... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
     "too many boxes": ("a @.... bA... cA... dA... *A...", "4 boxes, at most 3"),
     "too small": ("# @.. ... ..a", "size 3 must be size=5"),
 }
@@ -1111,7 +1115,8 @@ def test_things_in_another_order(swap):
     env = make(BOX_WORLD)
     env.reset(seed=0)
     with pytest.raises(
-        ValueError, match=r"(thing|outcome) must be|outside the field|hold one thing|must be from 0 to 18"
+        ValueError,
+        match=r"(thing|outcome) must be|outside the field|hold one thing|must be from 0 to 18|order of their cells",
     ):
         env.reset(options={"state": env.state._replace(thing=env.state.thing[swap])})
 
@@ -1165,3 +1170,58 @@ def test_a_copy_plays_on():
     assert twin == core and hash(twin) == hash(core)
     same(dealt(twin, 20), state)
     same(step(twin, state, [1] * 20), step(core, state, [1] * 20))
+
+
+def test_a_solved_drawing_is_over():
+    env = make(BOX_WORLD, size=3, num_distractors=0)
+    _, info = env.reset(options={"state": {"text": "*####\n#@..#\n#...#\n#...#\n#####"}})
+    assert info["is_success"]
+    with pytest.raises(RuntimeError, match="ended after 0 steps"):
+        env.step(0)
+
+
+def test_a_blocked_move_costs_no_minus_zero():
+    core = BoxWorld(size=3, num_distractors=0)
+    state = core.transition(core.admit({"text": "#####\n#@..#\n#..a#\n#*A.#\n#####"}, ()), np.array([[0]]), ())
+    assert state.event.tolist() == [1] and not np.signbit(core.reward(state)).any()
+
+
+def test_cores_share_the_order_of_pixels():
+    tables = [BoxWorld(observation="pixels", size=(5, 9)).tables(np.empty(0))["order"] for _ in range(2)]
+    assert np.shares_memory(*tables)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 9}, {"num_distractors": 1}, {"observation": "pixels"}, {"max_steps": 29}])
+def test_a_snapshot_of_other_worlds_is_refused(wrong, backend):
+    source, target, same = (
+        gymnasium.make_vec(BOX_WORLD, 3, backend=backend, **options) for options in ({}, wrong, wrong)
+    )
+    for envs in (source, target, same):
+        envs.reset(seed=0)
+    ((option, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"snapshot of {option}=.*: must be of {option}={value!r}"):
+        target.restore(source.snapshot())
+    tag = gymnasium.make_vec("noisy_envs/SimpleTag-v0", 3, backend=backend)
+    tag.reset(seed=0)
+    foreign = tag.snapshot()
+    with pytest.raises(ValueError, match="snapshot of game=simple_tag: must be of game=box_world"):
+        target.restore(foreign)
+    action = to_backend(np.zeros(3, np.int64), backend)
+    assert_same(target.step(action), same.step(action))
+
+
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+def test_a_world_that_ends_in_the_last_step_of_a_foreign_limit(mode, backend):
+    """As Gymnasium's TimeLimit around one world says it: both flags. The game's own limit sets one."""
+    drawn = "#####\n#@a.#\n#...#\n#*A.#\n#####"
+    for limit in ({"max_episode_steps": 4}, {"max_steps": 4}):
+        options = {"size": 3, "num_distractors": 0, **limit}
+        native = gymnasium.make_vec(BOX_WORLD, 1, backend=backend, autoreset_mode=mode, **options)
+        sync = gymnasium.make_vec(BOX_WORLD, 1, "sync", vector_kwargs={"autoreset_mode": mode}, **options)
+        flags = []
+        for envs, kind in ((native, backend), (sync, "numpy")):
+            envs.reset(options={"state": {"text": drawn}})
+            for action in (3, 0, 1, 1):  # a key, a blocked move, a step, the gem
+                _, _, terminated, truncated, _ = envs.step(to_backend(np.array([action]), kind))
+            flags.append((bool(terminated[0]), bool(truncated[0])))
+        assert flags == [(True, "max_episode_steps" in limit)] * 2

@@ -23,10 +23,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_readme_program(block):
+def test_readme_program(block, capsys):
     if "torch" in block:
         pytest.importorskip("torch")
     exec(compile(block, "README.md", "exec"), {})
+    shown = capsys.readouterr().out.splitlines()
+    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the README says is printed
+        assert printed in shown
 
 
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "play.py")  # that one waits
@@ -68,9 +71,12 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
         frames = [[(pygame.KEYDOWN, key) for key in held], *[[]] * 4, [(pygame.KEYUP, key) for key in held], *[[]] * 4]
         expected = [[0, 1, 0, 0, 1]] * 5 + [[0] * 5] * 5 if continuous else [4] * 5 + [0] * 5
     events = iter([*frames, [(pygame.KEYDOWN, pygame.K_ESCAPE)]])
-    monkeypatch.setattr(pygame.event, "get", lambda: [pygame.event.Event(kind, key=key) for kind, key in next(events)])
-    monkeypatch.setattr(sys, "argv", ["play.py", "--env-id", env_id])
-    runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
+    get = lambda *kinds: [] if kinds else [pygame.event.Event(kind, key=key) for kind, key in next(events)]  # noqa: E731
+    monkeypatch.setattr(pygame.event, "get", get)
+    monkeypatch.setattr(pygame.time, "wait", lambda milliseconds: None)
+    monkeypatch.setattr(sys, "argv", ["play.py", "--env-id", env_id, "--seed", "0"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
     assert np.array_equal(taken[: len(expected)], expected)
     assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -145,8 +145,8 @@ class BoxWorld:
         check_choice("observation", self.observation, ("entities", "pixels", "rgb"))
         Recipe(self.size, self.goal_length, self.num_distractors, self.distractor_length)
         check_count("start_level", self.start_level, minimum=0, may_be_range=False)
-        for option in ("num_levels", "max_steps"):
-            check_count(option, getattr(self, option), minimum=1, may_be_range=False)
+        check_count("num_levels", self.num_levels, minimum=1, may_be_range=False, maximum=2**48)  # two draws of 24 bits
+        check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
         if self.start_level + self.num_levels > MAX_SEED:
             raise ValueError(f"start_level={self.start_level}: must be at most {MAX_SEED} - num_levels")
         for option in ("step_cost", "blocked_cost"):
@@ -222,7 +222,8 @@ class BoxWorld:
         """Turn rows as `_pack` makes them (B, ...) into starting states."""
         things = 1 + self.num_boxes  # columns before them
         thing, outcome = rows[:, things:].reshape(-1, self.num_things, 2), rows[:, 1:things]
-        state = State(thing, outcome, rows[:, 0], numbers, np.zeros_like(numbers))
+        event = np.where(thing[:, 1, 1] == GEM, SOLVED, MOVED)
+        state = State(thing, outcome, rows[:, 0], numbers, event)
         if isinstance(like, np.ndarray):
             return state
         return State(*(namespace(like).asarray(field, device=like.device, copy=True) for field in state))
@@ -340,12 +341,12 @@ class BoxWorld:
 
     def shown(self, state: State) -> Array:
         """Return the cells (B, N) that the tokens show, or for "rgb" the pixels (B, w²)."""
-        cell = state.thing[..., 0]
+        xp, cell = namespace(state.thing), state.thing[..., 0]
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
-            return self.tables(cell)["order"][state.size - lowest(self.size), cell[:, 0]]
-        xp = namespace(cell)
+            order = self.tables(cell)["order"][state.size - lowest(self.size), cell[:, 0]]
+            return xp.astype(order, xp.int64)
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
@@ -412,11 +413,15 @@ class BoxWorld:
         if len(given) != 1:
             raise ValueError(f"state: {', '.join(given) or 'nothing'} given, must be one of level, text")
         if "level" in given:
-            numbers = as_numpy(given["level"])
-            if numbers.dtype.kind not in "iu":
-                raise TypeError(f"level={given['level']!r}: must be of integers")
-            if numbers.shape not in ((), batch) or (numbers < 0).any() or (numbers > MAX_SEED).any():
-                raise ValueError(f"level={given['level']!r}: must be from 0 to {MAX_SEED}, one or {count}")
+            try:
+                numbers = as_numpy(given["level"])
+            except ValueError:  # a ragged list
+                numbers = np.array(None)
+            allowed = "one integer" if batch == () else f"an integer, or {count} of them,"
+            if numbers.dtype.kind not in "iu" or numbers.shape not in ((), batch):
+                raise TypeError(f"level={given['level']!r}: must be {allowed} from 0 to {MAX_SEED}")
+            if (numbers < 0).any() or (numbers > MAX_SEED).any():
+                raise ValueError(f"level={given['level']!r}: must be from 0 to {MAX_SEED}")
             return self._deal(np.broadcast_to(numbers, count).astype(np.int64), like=np.empty(0))
         texts = [given["text"]] * count if isinstance(given["text"], str) else given["text"]
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
@@ -434,10 +439,14 @@ class BoxWorld:
             array = as_numpy(value)
             if array.dtype.kind not in "iu" or array.shape != (*batch, *shape):
                 raise ValueError(f"state: {name} {array.dtype} {array.shape} must be integers {(*batch, *shape)}")
+            if (array > MAX_SEED).any():
+                raise ValueError(f"state: {name}={array.max()}: must be at most {MAX_SEED}")
             fields.append(array.reshape(-1, *shape).astype(np.int64))
         state = State(*fields)
         if not ((state.event >= MOVED) & (state.event <= DEAD_END)).all():
             raise ValueError(f"state: event={state.event.tolist()}: must be from {MOVED} to {DEAD_END}")
+        if ((state.event == SOLVED) & (state.thing[:, 1, 1] != GEM)).any():
+            raise ValueError(f"state: event={state.event.tolist()}: must be {SOLVED} only where the gem is held")
         if not (state.level >= -1).all():
             raise ValueError(f"state: level={state.level.tolist()}: must be at least 0, or -1 for a drawn one")
         rows = np.array([self._pack(self._check(world)) for world in self.worlds(state)])
@@ -484,7 +493,7 @@ class BoxWorld:
         ground[:, self.nowhere] = ABSENT
         look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1)
         look[ABSENT] = -1
-        rewards = np.array([0, -self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
+        rewards = np.array([0, 0 - self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
         tables = {
             "moves": np.array([-width, width, -1, 1]),
             "absent": np.array([self.nowhere, ABSENT] * 2),
@@ -498,15 +507,20 @@ class BoxWorld:
             "span": np.arange(1, width, dtype=np.float32),
             "rewards": (rewards - self.step_cost).astype(np.float32),
         }
-        return tables | ({"order": self._order(inside)} if self.observation == "pixels" else {})
+        if self.observation == "pixels":
+            tables["order"] = pixel_order(lowest(self.size), highest(self.size))
+        return tables
 
-    def _order(self, inside: np.ndarray) -> np.ndarray:
-        """Return the cells (sizes, w², N) that the rows of "pixels" show, by size and agent's cell."""
-        order = np.full(
-            (highest(self.size) + 1 - lowest(self.size), self.nowhere + 1, highest(self.size) ** 2 + 1), self.nowhere
-        )
-        for size in range(lowest(self.size), highest(self.size) + 1):
-            (field,) = inside[size].nonzero()
-            for agent in field:
-                order[size - lowest(self.size), agent, : len(field) + 1] = agent, CORNER, *field[field != agent]
-        return order
+
+@lru_cache(maxsize=8)
+def pixel_order(smallest: int, largest: int) -> np.ndarray:
+    """Return the cells (sizes, w², N) int16 that the rows of "pixels" show, by size and agent's cell; cores share."""
+    width = largest + 2
+    nowhere = width * width - 1
+    order = np.full((largest + 1 - smallest, nowhere + 1, largest**2 + 1), nowhere, np.int16)
+    for size in range(smallest, largest + 1):
+        row, column = np.divmod(np.arange(size * size), size)
+        cells = (row + 1) * width + column + 1
+        for agent in cells:
+            order[size - smallest, agent, : size * size + 1] = agent, CORNER, *cells[cells != agent]
+    return order

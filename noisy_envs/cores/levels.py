@@ -23,7 +23,8 @@ CORNER = 0  # the cell of the frame, top left, that shows the held key
 LARGEST_SIZE = 32  # pixels: 1,025 tokens
 MOST_KEPT = 1 << 17  # levels
 TRIES = 50  # at laying out a level at random, before it is laid out in rows
-SYMBOLS = string.ascii_lowercase[:KEYS] + "*@.#"  # by colour; a lock is the capital of its key
+SYMBOLS = string.ascii_lowercase[:KEYS] + "*@.#"  # by colour
+LOCKS = string.ascii_uppercase[:KEYS]
 
 
 class Box(NamedTuple):
@@ -184,7 +185,7 @@ def text(level: Level, width: int) -> str:
         line[1:-1] = "." * level.size
     shown = [(level.key[0], SYMBOLS[level.key[1]]), (level.agent, SYMBOLS[AGENT])]
     for box in level.boxes:
-        shown += [(box.cell, SYMBOLS[box.content]), (box.cell + 1, SYMBOLS[box.lock].upper())]
+        shown += [(box.cell, SYMBOLS[box.content]), (box.cell + 1, LOCKS[box.lock])]
     for cell, symbol in shown:
         row, column = divmod(cell, width)
         rows[row][column] = symbol
@@ -213,18 +214,19 @@ def read(drawing: str, width: int) -> Level:
     rows = drawing.split()
     size = len(rows) - 2
     if {len(row) for row in rows} != {size + 2} or not 1 <= size <= width - 2:
-        raise ValueError(f"text: rows of {[len(row) for row in rows]} characters must be a square of 3 to {width}")
+        found = [len(row) for row in rows]
+        raise ValueError(f"text: rows of {found} characters must be a square of 3 to {width}; an empty cell is '.'")
     boxes, agents, keys = [], [], []
     for y, row in enumerate(rows):
         for x, symbol in enumerate(row):
-            cell, after = y * width + x, row[x + 1 : x + 2]
+            cell, lock = y * width + x, LOCKS.find(row[x + 1 : x + 2] or "#")
             framed = not (1 <= y <= size and 1 <= x <= size)
             if (framed and symbol == "#") or (not framed and symbol == "."):
                 continue
             if symbol == "@" and not framed:
                 agents.append(cell)
-            elif symbol in SYMBOLS[: GEM + 1] and after.lower() in SYMBOLS[:KEYS] and after.isupper() and not framed:
-                boxes.append(Box(cell, SYMBOLS.index(symbol), SYMBOLS.index(after.lower())))
+            elif symbol in SYMBOLS[: GEM + 1] and lock >= 0 and not framed:
+                boxes.append(Box(cell, SYMBOLS.index(symbol), lock))
             elif symbol in SYMBOLS[: GEM + 1] and (cell == CORNER or (not framed and symbol != "*")):
                 keys.append((cell, SYMBOLS.index(symbol)))
             elif not (boxes and boxes[-1].cell == cell - 1 and not framed):
@@ -244,9 +246,11 @@ def check(level: Level, width: int) -> None:
             raise ValueError(f"level: a thing in row {cell // width}, column {cell % width} lies outside the field")
     if len(set(cells)) < len(cells):
         raise ValueError(f"level: cells {cells} must hold one thing each")
+    if level.boxes != tuple(sorted(level.boxes)):
+        raise ValueError(f"level: boxes at {[box.cell for box in level.boxes]} must be in the order of their cells")
     keys, locks = [level.key[1], *(box.content for box in level.boxes)], [box.lock for box in level.boxes]
     if not all(0 <= key <= GEM for key in keys) or keys.count(GEM) > 1:
-        raise ValueError(f"level: keys {keys} must be from 0 to {KEYS - 1}, or one the gem, {GEM}")
+        raise ValueError(f"level: keys {keys} must be from 0 to {KEYS - 1} (a to s), or one the gem, {GEM} (*)")
     if not all(0 <= lock < KEYS for lock in locks) or (level.key[1] == GEM and not held):
         raise ValueError(f"level: locks {locks} and the loose key {level.key[1]} must be from 0 to {KEYS - 1}")
 

@@ -69,8 +69,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start the next episode, or the first one of `seed`: tokens (N, D) float32, info."""
         self._episode.check_open()
+        self._episode.begin(seed, options)  # first: a refused reset changes nothing
         super().reset(seed=seed)
-        self._episode.begin(seed, options)
         tokens = self.core.observe(self._episode.state, LEARNER)[0, 0]
         self._info = self._episode.describe(tokens)
         if self.render_mode == "human":
@@ -96,7 +96,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode.
 
         Args:
-            weights: (N,) weights of a pooling head over the tokens, drawn as halos.
+            weights: (N,) weights of a pooling head over the tokens, or (w, w) over pixels, drawn as halos.
         """
         return self._episode.draw(weights)
 

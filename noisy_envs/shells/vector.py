@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from types import FunctionType
@@ -115,6 +116,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
             self.max_steps = min(self.max_steps, max_episode_steps)
+        self._time_limit = max_episode_steps
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.check_actions = backend == "numpy" if check_actions is None else check_actions
@@ -179,8 +181,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
                 those of `core.start_options`; `episode`, the number of the episode to start at. Others are ignored.
         """
         self._check_open()
-        if not isinstance(seed, Sequence):
-            super().reset(seed=seed)
         options = options or {}
         mask = self._reset_mask(options.get("reset_mask"))
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
@@ -189,6 +189,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
         state = check_start(self.core, options, (self.num_envs,))
         seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
+        if not isinstance(seed, Sequence):
+            super().reset(seed=seed)
         self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
         self._begin(rows, state)
         tokens = self._observe(self._state)
@@ -217,6 +219,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if self.core.terminates:
             terminated = self.core.terminated(self._state)
             truncated = truncated & ~terminated
+            if self._time_limit is not None:  # Gymnasium's TimeLimit, around a single world, sets both
+                truncated = truncated | (self._clock >= self._time_limit)
         if self.render_mode is not None:
             self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
         info: dict[str, Any] = {}
@@ -253,6 +257,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_playing()
         copies = [namespace(x).asarray(x, copy=True) for x in (self._key, self._clock)]
         return {
+            "options": self._options(),
             "state": tuple(self.state),
             "arrays": copies,
             "episodes": [x.tolist() for x in self.episodes],
@@ -260,7 +265,15 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on where `snapshot` was taken, of environments with the same options and number of worlds."""
+        """Go on where `snapshot` was taken, of environments with the same options and number of worlds.
+
+        Raises:
+            ValueError: naming what differs.
+        """
+        for option, value in self._options().items():
+            if snapshot["options"].get(option) != value:
+                taken_of = snapshot["options"].get(option, "none")
+                raise ValueError(f"snapshot of {option}={taken_of}: must be of {option}={value}")
         seeds, numbers = snapshot["episodes"]
         if len(seeds) != self.num_envs:
             raise ValueError(f"snapshot of {len(seeds)} worlds: must be of num_envs={self.num_envs}")
@@ -272,6 +285,16 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._facts = self._describe(self._state, self._observe(self._state))
         self._returns = np.array(snapshot["returns"])
         self._steps_to_end = self.max_steps - int(self._clock.max())
+
+    def _options(self) -> dict[str, str]:
+        """Tell what worlds these are: the game and its options, functions by their names."""
+        options = {"game": self.core.name}
+        for field in dataclasses.fields(self.core):  # type: ignore[arg-type]
+            value = getattr(self.core, field.name)
+            options[field.name] = (
+                getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
+            )
+        return options
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the compiled step, which cannot be copied; it is made again when needed."""
