@@ -157,7 +157,7 @@ def test_every_seed_is_different():
 def fair(counts, expected):
     """Demand that counts differ from what is expected by no more than chance: chi squared within five sigmas."""
     counts, freedom = np.asarray(counts), np.size(counts) - 1
-    assert ((counts - expected) ** 2 / expected).sum() < freedom + SIGMAS * np.sqrt(2 * freedom)
+    assert ((counts - expected) ** 2 / expected).sum() <= freedom + SIGMAS * np.sqrt(2 * freedom)
 
 
 SCALAR = 20_000
