@@ -37,7 +37,7 @@ HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": 100_000}}
 
 def held_out(env_id: str) -> dict[str, Any]:
     """Return the options with which to evaluate what an environment has taught, beside seeds of their own."""
-    return HELD_OUT.get(ENVIRONMENTS[env_id][0], {})
+    return dict(HELD_OUT.get(ENVIRONMENTS[env_id][0], {}))
 
 
 def register() -> None:

@@ -70,7 +70,10 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         observations = self._observe()
         if self.render_mode == "human":
             self.render()
-        return observations, self._describe(observations)
+        infos = self._describe(observations)
+        if self._episode.ended:  # a state that is over was given
+            self.agents = []
+        return observations, infos
 
     def step(
         self, actions: dict[str, Any]

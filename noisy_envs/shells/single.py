@@ -88,7 +88,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         if self.render_mode == "human":
             self.render()
         tokens = self.core.observe(episode.state, LEARNER)[0, 0]
-        if self.core.signal_moves:
+        if self.core.signal_moves or self.core.terminates:
             self._info = episode.describe(tokens)
         return tokens, reward, episode.terminated, episode.truncated, self._copied_info()
 

@@ -1,0 +1,405 @@
+"""Ends that a game brings about itself, in each view of it; their pictures; and what the agent makes of them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import IDS, assert_same, make, to_backend
+from gymnasium.vector import AutoresetMode
+
+from noisy_envs import ENVIRONMENTS, render
+from noisy_envs.arrays import as_numpy
+from noisy_envs.cores.box_world import BoxWorld, State
+from noisy_envs.reference import play_reference
+from noisy_envs.registry import CORES, held_out
+from noisy_envs.render import GEM_CELL, SCENES, Board, Renderer, paint
+from noisy_envs.shells.parallel import ParallelTokenEnv
+
+BOX_WORLD = "noisy_envs/BoxWorld-v0"
+GENERAL = {f"noisy_envs/{name}-v0" for name in ("SimpleCentroid", "SimpleTag", "SimpleTagMPE", "BoxWorld")}
+LEFT = 2
+BAND = round(render.BAND * 600)  # pixels
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+
+
+def drawn(row: str, corner: str = "a") -> str:
+    """Draw a field of 7×7 cells, empty but for its first row."""
+    return "\n".join([corner + "#" * 8, f"#{row}#", *["#.......#"] * 6, "#" * 9])
+
+
+# one step to the left solves the first, ends the second, and takes the key of the third
+STARTS = {"gem": drawn(".*A@.bA"), "distractor": drawn(".bA@.*A"), "key": drawn(".a@..*A", "#")}
+EVENTS = {"gem": (10.0, True), "distractor": (-1.0, True), "key": (1.0, False)}
+each_start = pytest.mark.parametrize("start", STARTS)
+
+
+def native(num_envs: int, mode: AutoresetMode, **options: Any) -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec(BOX_WORLD, num_envs, autoreset_mode=mode, **options)
+
+
+@each_start
+@pytest.mark.parametrize("limit", [1, 30])
+def test_parallel_view_tells_the_end(start, limit):
+    env = ParallelTokenEnv("box_world", max_steps=limit)
+    paid, over = EVENTS[start]
+    for _ in range(2):  # the second episode begins as the first
+        _, infos = env.reset(seed=0, options={"state": {"text": STARTS[start]}})
+        assert env.agents == ["agent_0"] and infos["agent_0"]["is_success"] is False
+        tokens, *told, infos = env.step({"agent_0": LEFT})
+        assert told == [{"agent_0": paid}, {"agent_0": over}, {"agent_0": limit == 1 and not over}]
+        assert infos["agent_0"]["is_success"] is (start == "gem")
+        mask = env.core.signal_mask(tokens["agent_0"])
+        np.testing.assert_array_equal(infos["agent_0"]["signal_mask"], mask)
+        assert infos["agent_0"]["snr"] == mask.sum() / (tokens["agent_0"][:, 0] >= 0).sum()
+        assert env.agents == ([] if over or limit == 1 else ["agent_0"])
+        if not env.agents:
+            assert env.step({}) == ({}, {}, {}, {}, {})
+
+
+@each_mode
+@pytest.mark.parametrize("learners", ["first", "all"])
+def test_an_end_is_told_once(mode, learners, backend):
+    envs = native(3, mode, max_steps=2, backend=backend, learners=learners)
+    _, info = envs.reset(seed=0, options={"state": {"text": list(STARTS.values())}})
+    assert not as_numpy(info["is_success"]).any() and as_numpy(info["_is_success"]).all()
+    lefts = to_backend(np.full(envs.action_space.shape, LEFT), backend)
+    _, reward, terminated, truncated, info = envs.step(lefts)
+    assert as_numpy(reward).ravel().tolist() == [10, -1, 1]
+    assert as_numpy(terminated).tolist() == [True, True, False] and not as_numpy(truncated).any()
+    if mode is SAME_STEP:
+        for part in (info["final_info"]["_is_success"], info["_final_info"], info["_final_obs"]):
+            assert as_numpy(part).tolist() == [True, True, False]
+        assert as_numpy(info["final_info"]["is_success"]).tolist() == [True, False, False]
+        assert not as_numpy(info["is_success"]).any()
+    else:
+        assert as_numpy(info["is_success"]).tolist() == [True, False, False]
+    if mode is DISABLED:
+        with pytest.raises(RuntimeError, match=r"worlds \[0, 1\] have ended"):
+            envs.step(lefts)
+        _, info = envs.reset(options={"reset_mask": as_numpy(terminated)})
+        assert as_numpy(info["_is_success"]).tolist() == [True, True, False]
+        assert not as_numpy(info["is_success"]).any()
+    _, reward, terminated, truncated, info = envs.step(lefts)
+    assert envs.episodes[1].tolist() == [1, 1, int(mode is SAME_STEP)]
+    assert as_numpy(truncated).tolist() == [False, False, True] and not as_numpy(terminated).any()
+    assert not as_numpy(info["is_success"]).any() and not as_numpy(reward).any()
+
+
+@each_mode
+def test_equals_vector_of_singles_that_are_solved(mode):
+    both = (
+        native(4, mode, size=5, max_steps=12),
+        gymnasium.make_vec(BOX_WORLD, 4, "sync", vector_kwargs={"autoreset_mode": mode}, size=5, max_steps=12),
+    )
+    random, kinds = np.random.default_rng(0), set()
+    assert_same(*(envs.reset(seed=5) for envs in both))
+    for t in range(80):
+        best = both[0].core.policy("oracle", both[0].state, np.zeros((4, 1)))[:, 0]
+        actions = np.where(random.random(4) < (0.9, 0.8, 0.5, 0), best, random.integers(4, size=4))
+        ours, theirs = (envs.step(actions) for envs in both)
+        assert_same(ours, theirs, f"step {t}")
+        told = ours[-1].get("final_info", ours[-1])["is_success"]
+        kinds |= set(zip(*(x.tolist() for x in (*ours[2:4], told)), strict=True))
+        if mode is DISABLED and (over := ours[2] | ours[3]).any():
+            assert_same(*(envs.reset(options={"reset_mask": over}) for envs in both), f"reset {t}")
+    assert kinds >= {(False, False, False), (True, False, True), (False, True, False)}
+
+
+@each_mode
+@each_start
+def test_a_time_limit_of_make_vec_is_gymnasiums(start, mode):
+    """Its wrapper around a single world says truncated at a terminated end too; the game's own limit does not."""
+    seen = []
+    for kwargs in ({"autoreset_mode": mode}, {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": mode}}):
+        envs = gymnasium.make_vec(BOX_WORLD, 2, max_episode_steps=1, **kwargs)
+        envs.reset(seed=0, options={"state": {"text": STARTS[start]}})
+        seen.append(envs.step(np.full(2, LEFT)))
+        assert [x.tolist() for x in seen[-1][2:4]] == [[EVENTS[start][1]] * 2, [True] * 2]
+    assert_same(*seen)
+
+
+@each_auto_mode
+def test_a_snapshot_tells_what_is_solved(mode, backend):
+    source, target = (native(3, mode, backend=backend) for _ in range(2))
+    source.reset(seed=0, options={"state": {"text": list(STARTS.values())}})
+    left, up = (to_backend(np.full(3, action), backend) for action in (LEFT, 0))
+    target.reset(seed=9)
+    source.step(left)
+    snapshot = source.snapshot()
+    target.restore(snapshot)
+    for field in (*snapshot["state"], *snapshot["arrays"]):
+        field[...] = 0  # it is the caller's
+    for action in (up, left):
+        assert_same(target.step(action), source.step(action))
+    assert_same([target.state, target.episodes], [source.state, source.episodes])
+
+
+@each_auto_mode
+@each_start
+def test_an_end_of_all_worlds_at_once(start, mode, backend):
+    envs = native(2, mode, backend=backend, observation="pixels")
+    envs.reset(seed=0, options={"state": {"text": STARTS[start]}})
+    lefts = to_backend(np.full(2, LEFT), backend)
+    *_, info = envs.step(lefts)
+    assert as_numpy(info["is_success"]).tolist() == [start == "gem" and mode is NEXT_STEP] * 2
+    if mode is NEXT_STEP:
+        *_, info = envs.step(lefts)
+    assert not as_numpy(info["is_success"]).any()
+    state = State(*map(as_numpy, envs.state))
+    assert_same(as_numpy(info["signal_mask"]), envs.core.signal_mask(envs.core.observe(state)[:, 0]))
+
+
+def test_a_snapshot_tells_what_is_signal_in_a_state_that_was_given(backend):
+    options = {"num_signal": (1, 9), "num_noise": (0, 9), "backend": backend}
+    source, target = (gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 4, **options) for _ in range(2))
+    source.reset(seed=50)
+    source.reset(seed=0, options={"state": source.state})
+    target.restore(source.snapshot())
+    action = to_backend(source.action_space.sample(), backend)
+    assert_same(target.step(action), source.step(action))
+
+
+@each_start
+def test_a_finished_world_is_not_played_on(start, backend):
+    """Not even where a reset asks for it."""
+    env = make(BOX_WORLD)
+    env.reset(options={"state": {"text": STARTS[start]}})
+    before = env.state
+    assert env.step(LEFT)[1:3] == EVENTS[start]
+    over, given = EVENTS[start][1], env.state
+    _, info = env.reset(seed=3, options={"state": given})
+    assert info["is_success"] is (start == "gem")
+    if over:
+        with pytest.raises(RuntimeError, match="ended after 0 steps"):
+            env.step(LEFT)
+    assert env.reset()[1]["is_success"] is False
+    env.step(LEFT)
+    for mode in AutoresetMode:
+        envs = native(2, mode, backend=backend)
+        pair = type(given)._make(np.stack(fields) for fields in zip(before, given, strict=True))
+        _, info = envs.reset(seed=3, options={"state": pair})
+        assert as_numpy(info["is_success"]).tolist() == [False, start == "gem"]
+        actions = to_backend(np.array([1, 1]), backend)
+        if over and mode is DISABLED:
+            with pytest.raises(RuntimeError, match=r"worlds \[1\] have ended"):
+                envs.step(actions)
+            continue
+        _, reward, terminated, _, info = envs.step(actions)
+        assert not as_numpy(reward).any() and not as_numpy(terminated | info["is_success"]).any()
+        assert envs.episodes[1].tolist() == [0, int(over)]
+
+
+@each_start
+def test_actions_of_a_finished_world_are_not_looked_at(start, backend):
+    envs = native(2, NEXT_STEP, backend=backend, check_actions=True)
+    envs.reset(seed=0, options={"state": {"text": [STARTS["key"], STARTS[start]]}})
+    envs.step(to_backend(np.array([LEFT, LEFT]), backend))
+    senseless = to_backend(np.array([LEFT, -7]), backend)
+    if EVENTS[start][1]:
+        envs.step(senseless)
+        assert envs.episodes[1].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="of world 1: must be from 0 to 3"):
+        envs.step(senseless)
+
+
+@each_auto_mode
+def test_pictures_before_and_after_an_end(mode):
+    """Of worlds that end at different times: steps and return in the caption, too."""
+    options = {"render_mode": "rgb_array", "max_steps": 2}
+    envs, other = native(3, mode, **options), native(3, mode, **options)
+    singles = [make(BOX_WORLD, **options) for _ in STARTS]
+    envs.reset(seed=0, options={"state": {"text": list(STARTS.values())}})
+    for i, (env, text) in enumerate(zip(singles, STARTS.values(), strict=True)):
+        env.reset(seed=i, options={"state": {"text": text}})
+    for _ in range(4):
+        envs.step(np.full(3, LEFT))
+        for env in singles:
+            waits = mode is NEXT_STEP and env._episode.ended
+            if not waits:
+                env.step(LEFT)
+            if waits or (mode is SAME_STEP and env._episode.ended):
+                env.reset()
+        other.restore(envs.snapshot())
+        for drawn_by in (envs, other):
+            for frame, env in zip(drawn_by.render(), singles, strict=True):
+                np.testing.assert_array_equal(frame, env.render())
+
+
+@pytest.mark.parametrize("game", CORES)
+def test_modes_of_drawing_are_the_games(game):
+    modes = list(CORES[game]().render_modes)
+    assert ("ansi" in modes) == (game == "box_world")
+    (env_id, *_) = (env_id for env_id, (name, _) in ENVIRONMENTS.items() if name == game)
+    assert make(env_id).metadata["render_modes"] == ParallelTokenEnv(game).metadata["render_modes"] == modes
+
+
+# --- references and levels ---
+
+
+def test_references_count_one_episode_of_each_world_by_its_seed():
+    options = {"size": 5, "step_cost": 0.125, "max_steps": 8}
+    found = play_reference(BOX_WORLD, "oracle", 6, seed=3, options=options)
+    env, ends = make(BOX_WORLD, **options), set()
+    for i, total in enumerate(found):
+        env.reset(seed=3 + i)
+        over, paid = (False, False), 0.0
+        while not any(over):
+            state = State(*(field[None] for field in env.state))
+            _, reward, *over, _ = env.step(int(env.core.policy("oracle", state, np.zeros((1, 1)))[0, 0]))
+            paid += reward
+        assert total == paid
+        ends.add(tuple(over))
+    assert ends == {(True, False), (False, True)}
+
+
+def test_options_of_references_go_before_those_of_the_id():
+    options = {"num_signal": 1, "num_noise": 2, "max_steps": 5}
+    ids = ("noisy_envs/SimpleCentroid-v0", "noisy_envs/SimpleCentroid-1v31v0-v0")
+    assert_same(*(play_reference(env_id, "oracle", 3, options=options) for env_id in ids))
+
+
+# --- drawing ---
+
+
+def board(core: BoxWorld, text: str) -> State:
+    """Return a drawn world without the batch axis."""
+    return State(*(field[0] for field in core.admit({"text": text}, ())))
+
+
+def picture(core: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
+    """Draw a world; BAND pixels at its foot are the legend."""
+    drawn = Renderer(core, "rgb_array").draw(board(core, text), 0, 0.0, weights)
+    assert drawn is not None
+    return drawn
+
+
+def test_legend_of_a_board():
+    core = BoxWorld()
+    kinds = SCENES["box_world"](core, board(core, STARTS["gem"]), np.zeros(core.num_things)).kinds
+    colours = {kind.name: tuple(kind.color) for kind in kinds}
+    assert colours == {"agent": (128, 128, 128), "gem": (255, 255, 255), "held key: top left": (0, 0, 0)}
+    foot = [picture(core, STARTS["gem"], weights)[-BAND:] for weights in (None, np.ones(core.num_things))]
+    assert [bool((np.ptp(strip.astype(int), axis=-1) > 60).any()) for strip in foot] == [False, True]  # amber
+
+
+def test_white_square_of_a_legend_is_outlined():
+    surfarray = pytest.importorskip("pygame").surfarray
+    surface = paint(Board(np.zeros((1, 1, 3), np.uint8), [], np.zeros((1, 1)), (GEM_CELL,)), "", 600)
+    foot = surfarray.array3d(surface).transpose(1, 0, 2)[-BAND + 1 :].max(axis=-1)
+    columns = np.flatnonzero((foot < 200).any(axis=0))
+    assert (foot[:, columns[0]] < 200).sum() >= 10  # a side of the icon, not a letter
+
+
+@pytest.mark.parametrize(("row", "held", "outlined"), [("@......", "*", True), ("@....*C", "c", False)])
+def test_a_taken_gem_is_outlined_and_a_held_key_is_not(row, held, outlined):
+    drawn_world, side = picture(BoxWorld(), drawn(row, held)), (600 - 2 * BAND) / 9
+    for across, down in ((0.5, 0.02), (0.5, 0.98), (0.02, 0.5), (0.98, 0.5)):
+        assert (drawn_world[int(BAND + down * side), int(BAND + across * side)].max() < 60) == outlined
+
+
+def test_lines_part_the_cells_but_not_the_frame():
+    drawn = picture(BoxWorld(), STARTS["key"]).astype(int)
+    height = 600 - 2 * BAND
+    left, side = BAND, height / 9
+    field = drawn[int(BAND + 4.5 * side), int(left + 1.2 * side) : int(left + 7.8 * side)].max(axis=-1)
+    assert set(field.tolist()) != {220} and 0.8 < (field == 220).mean() < 1
+    frame = drawn[int(BAND + 8.5 * side), int(left + 0.3 * side) : int(left + 8.7 * side)]
+    assert not frame.any()
+
+
+def test_a_faint_halo_leaves_its_cell_as_it_was():
+    core = BoxWorld()
+    weights = np.full(core.num_things, 1e-4)
+    weights[0] = 1.0
+    strong = weights * (weights == 1)
+    np.testing.assert_array_equal(picture(core, STARTS["gem"], weights), picture(core, STARTS["gem"], strong))
+
+
+# --- the agent ---
+
+
+@pytest.fixture(scope="module")
+def ppo() -> Any:
+    """Import the agent under its own name."""
+    pytest.importorskip("torch")
+    pytest.importorskip("tyro")
+    path = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
+    spec = importlib.util.spec_from_file_location("ppo_adapool", path)
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get("ppo_adapool")
+    sys.modules["ppo_adapool"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    yield module
+    if before is not None:
+        sys.modules["ppo_adapool"] = before
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Keep all environments that are made."""
+    made = []
+
+    def keeping(maker: Any) -> Any:
+        return lambda *args, **options: (made.append(maker(*args, **options)), made[-1])[1]
+
+    for name in ("make", "make_vec"):
+        monkeypatch.setattr(gymnasium, name, keeping(getattr(gymnasium, name)))
+    return made
+
+
+def oracle(envs: Any) -> Any:
+    """Return the best actions (B,) in a torch environment."""
+    import torch
+
+    return envs.core.policy("oracle", envs.state, torch.zeros(envs.num_envs, 1))[:, 0]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_what_is_held_out_is_in_no_bank(env_id):
+    game, parameters = ENVIRONMENTS[env_id]
+    train, evaluation = (CORES[game](**{**parameters, **options}) for options in ({}, held_out(env_id)))
+    if game == BoxWorld.name:
+        assert evaluation.start_level >= train.start_level + train.num_levels
+        assert held_out(env_id).keys() == {"start_level"}
+    else:
+        assert evaluation == train
+
+
+@pytest.mark.parametrize(("choice", "other"), [("best", "sample"), ("sampled", "best")])
+def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, choice, other):
+    import torch
+
+    args = ppo.parse(["--env-id", BOX_WORLD, "--eval-actions", choice])
+    train, _ = ppo.make_envs(args, 50, "train")
+    agent = ppo.Agent(args, train.token_spec, train.single_action_space, torch.Generator().manual_seed(0))
+    setattr(agent, other, None)  # not to be called
+    assert ppo.evaluate(agent, args, 20).shape == (20,)
+    assert len(ppo.film(agent, args)) > 2
+    _, evaluation, film = made
+    assert int(train.state.level.max()) < 100_000 <= int(evaluation.state.level.min())
+    assert film.unwrapped._episode.state.level >= 100_000
+
+
+def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):
+    args, steps = ppo.parse(["--env-id", BOX_WORLD]), iter(range(30))
+    monkeypatch.setattr(ppo, "decide", lambda *_: (next(steps), oracle(made[0]))[1])
+    agent = type("Still", (), {"eval": lambda self: None})()
+    assert ppo.evaluate(agent, args, 20).tolist() == [11.0] * 20
+    assert made[0].episodes[1].max() > 0  # some ended earlier, and began anew
+
+
+def test_what_is_held_out_cannot_be_changed_by_its_user():
+    held_out(BOX_WORLD)["start_level"] = 0
+    assert held_out(BOX_WORLD) == {"start_level": 100_000}
+
+
+def test_parallel_view_of_a_world_that_is_over():
+    env = ParallelTokenEnv("box_world")
+    env.reset(options={"state": {"text": drawn(".......", "*").replace(".", "@", 1)}})
+    assert env.agents == [] and env.step({}) == ({}, {}, {}, {}, {})
