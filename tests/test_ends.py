@@ -20,7 +20,6 @@ from noisy_envs.render import GEM_CELL, SCENES, Board, Renderer, paint
 from noisy_envs.shells.parallel import ParallelTokenEnv
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
-GENERAL = {f"noisy_envs/{name}-v0" for name in ("SimpleCentroid", "SimpleTag", "SimpleTagMPE", "BoxWorld")}
 LEFT = 2
 BAND = round(render.BAND * 600)  # pixels
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
