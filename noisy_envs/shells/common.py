@@ -81,9 +81,7 @@ def check_episode(number: Any) -> int | None:
     """Return the option `episode`, a number of 32 bits, or None where it is not given."""
     if number is None:
         return None
-    check_count("episode", number, minimum=0, may_be_range=False)
-    if number > MASK:
-        raise ValueError(f"episode={number}: must be at most {MASK}")
+    check_count("episode", number, minimum=0, may_be_range=False, maximum=MASK)
     return int(number)
 
 
