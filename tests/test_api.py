@@ -490,7 +490,7 @@ def test_kinds_of_integers_are_equal(env_id):
     if env.core.continuous_actions:
         env = make(env_id, continuous_actions=False)
     results = []
-    for three in (3, np.int64(3), np.uint8(3), np.array(3), np.array(3, np.int32)):
+    for three in (3, np.int64(3), np.uint8(3), np.uint64(3), np.array(3), np.array(3, np.int32)):
         env.reset(seed=0)
         results.append([env.step(three), env.step(three)])
         assert_same(results[-1], results[0])
