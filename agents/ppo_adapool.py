@@ -47,7 +47,7 @@ class Args:
     """the environment"""
     preset: Literal["paper", "fast"] = "fast"
     """where the other defaults come from: the paper's appendix, by default for the ids of its experiments, or settings
-    of ours that learn within minutes on a CPU"""
+    of ours that learn within minutes on a CPU, BoxWorld's within an hour"""
     seed: int = 1
     """of weights, worlds, actions and minibatches"""
     device: str = "cpu"
@@ -617,7 +617,8 @@ def check(args: Args) -> None:
     if args.total_timesteps < args.num_envs * args.num_steps:
         raise ValueError(f"total_timesteps={args.total_timesteps}: less than one update, num_envs * num_steps")
     if not 2 <= args.minibatch_size <= args.num_envs * args.num_steps:
-        raise ValueError(f"minibatch_size={args.minibatch_size}: must be from 2 to num_envs * num_steps")
+        most = args.num_envs * args.num_steps
+        raise ValueError(f"minibatch_size={args.minibatch_size}: must be from 2 to num_envs * num_steps = {most}")
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
     if args.attention_scale not in ("head", "hidden"):
@@ -788,7 +789,7 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
         raise SystemExit(f"error: {error}") from None
     torch.set_num_threads(args.threads)
     trainer = Trainer(args)
-    print(f"run: {trainer.folder}")
+    print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}")
     try:
         rows = trainer.train()
     except KeyboardInterrupt:

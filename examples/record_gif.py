@@ -1,6 +1,6 @@
 """Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif]."""
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import numpy as np
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.runs import write_gif
 
-env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleCentroid-v0"
-env: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("env_id", nargs="?", default="noisy_envs/SimpleCentroid-v0")
+parser.add_argument("file", nargs="?", type=Path, default=Path("oracle.gif"))
+args = parser.parse_args()
+env: Any = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
 _, info = env.reset(seed=1)
 frames, ended = [], False
 while not ended:
@@ -23,4 +26,5 @@ while not ended:
     ended = terminated or truncated
 frames.append(env.render())
 env.close()
-write_gif(Path(sys.argv[2] if len(sys.argv) > 2 else "oracle.gif"), frames, fps=10)
+write_gif(args.file, frames, fps=10)
+print(f"see {args.file}")

@@ -945,7 +945,7 @@ BAD_DRAWINGS = {
     "held and loose": ("b @.... ..... ..... ..... ....a", "1 agents and 2 keys"),
     "two gems": ("a @.... ..... *A... *B... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
     "gem held and boxed": ("* @.... ..... *A... ..... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
-    "too many boxes": ("a @.... bA... cA... dA... *A...", "4 boxes, at most 3"),
+    "too many boxes": ("a @.... bA... cA... dA... *A...", "4 boxes, must be at most 3"),
     "too small": ("# @.. ... ..a", "size 3 must be size=5"),
 }
 

@@ -465,7 +465,9 @@ class BoxWorld:
         if not lowest(self.size) <= level.size <= highest(self.size):
             raise ValueError(f"level: size {level.size} must be size={self.size}")
         if len(level.boxes) > self.num_boxes:
-            raise ValueError(f"level: {len(level.boxes)} boxes, at most {self.num_boxes} for {self.recipe}")
+            chains = ("goal_length", "num_distractors", "distractor_length")
+            asked = ", ".join(f"{option}={getattr(self, option)}" for option in chains)
+            raise ValueError(f"level: {len(level.boxes)} boxes, must be at most {self.num_boxes}, as {asked} have")
         levels.check(level, self.width)
         return level
 
