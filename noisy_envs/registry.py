@@ -32,7 +32,7 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # options of worlds that training by the defaults never meets, where it draws from a finite bank
-HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": 100_000}}
+HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": BoxWorld.start_level + BoxWorld.num_levels}}
 
 
 def held_out(env_id: str) -> dict[str, Any]:

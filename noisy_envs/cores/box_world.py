@@ -20,7 +20,6 @@ from noisy_envs.options import Count, check_choice, check_count, check_fields, c
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
 
-UP, DOWN, LEFT, RIGHT = range(4)
 # what a step brings about; from SOLVED on, the episode is over
 MOVED, BLOCKED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END = range(6)
 KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD = 1.0, 1.0, 10.0, -1.0
@@ -497,7 +496,7 @@ class BoxWorld:
         look[ABSENT] = -1
         rewards = np.array([0, 0 - self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
         tables = {
-            "moves": np.array([-width, width, -1, 1]),
+            "moves": np.array(levels.moves(width)),
             "absent": np.array([self.nowhere, ABSENT] * 2),
             "slots": np.arange(self.num_boxes),
             "inside": inside,

@@ -159,8 +159,13 @@ def on_path(boxes: tuple[Box, ...]) -> set[Box]:
     return found
 
 
+def moves(width: int) -> tuple[int, int, int, int]:
+    """Return how far a cell lies from that of the agent: up, down, left, right, in the order of the actions."""
+    return -width, width, -1, 1
+
+
 def next_move(level: Level, width: int) -> int:
-    """Return the first action of a shortest solution: 0 up, 1 down, 2 left, 3 right; 0 where there is none.
+    """Return the first action of a shortest solution, or 0 where there is none.
 
     Where no two keys are alike, the next goal is forced, the loose key or the lock that the held key opens, and so is
     the cell where the agent then stands: shortest ways from goal to goal make a shortest solution.
@@ -174,8 +179,7 @@ def next_move(level: Level, width: int) -> int:
         if near == wider:
             return 0
         near, wider = wider, grow(wider, width) & (free | wider)
-    steps = (-width, width, -1, 1)
-    return next((i for i, step in enumerate(steps) if near >> (level.agent + step) & 1), 0)
+    return next((i for i, move in enumerate(moves(width)) if near >> (level.agent + move) & 1), 0)
 
 
 def text(level: Level, width: int) -> str:
