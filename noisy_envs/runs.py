@@ -1,7 +1,7 @@
 """Keeping what a training run makes: its folder, metrics, checkpoints, pictures. Nothing here learns.
 
-Agents import this, so that their files hold what teaches about learning. No file is ever half written, and no run
-writes into the folder of another.
+Agents import this alone, so that their files hold what teaches about learning; what other files need as well, it takes
+from `files` and `pictures`. No file is ever half written, and no run writes into the folder of another.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import io
 import json
 import os
 import platform
+import secrets
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,36 +21,8 @@ from typing import Any
 
 import numpy as np
 
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it holds either its old or its new content, whenever the process dies."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Make the folder `parent/name`, or `name-2`, `name-3`, … where it is taken; two processes never share one."""
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
+from noisy_envs.files import lock, new_folder, write_atomically  # noqa: F401  agents import this module alone
+from noisy_envs.pictures import check_video_path, plot_curve, plot_matrix, write_gif, write_video  # noqa: F401  too
 
 
 def environment_seed(seed: int, purpose: str) -> int:
@@ -95,33 +67,45 @@ def versions() -> dict[str, str]:
 
 
 class Metrics:
-    """Writes scalars to `metrics.csv` and to TensorBoard; a resumed run continues both.
+    """Writes scalars to `metrics.csv`, to TensorBoard and to a tracker; a resumed run continues all of them.
 
     Args:
         folder: of the run.
         names: the columns, beside `global_step`.
         resume_at: drop rows beyond this step, which a checkpoint does not know.
+        tracker: to which rows are sent as well; whoever started it closes it.
+
+    Raises:
+        ValueError: the `metrics.csv` to continue is damaged, or has other columns.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], resume_at: int | None = None) -> None:
-        """Open both; see the class."""
+    def __init__(
+        self, folder: Path, names: Sequence[str], resume_at: int | None = None, tracker: Tracker | None = None
+    ) -> None:
+        """Open all; see the class."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.path, self.names = folder / "metrics.csv", ("global_step", *names)
         self.rows: list[dict[str, float]] = []
         if resume_at is not None and self.path.exists():
             self.rows = [row for row in read_metrics(self.path) if row["global_step"] <= resume_at]
+        if self.rows:
+            self._check(self.rows[0])
         write_atomically(self.path, self._text(self.rows, header=True))
         self._board = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
+        self._tracker = tracker
 
     def add(self, step: int, values: dict[str, float]) -> None:
         """Record one value for each name at a step."""
         row = {"global_step": step, **values}
+        self._check(row)
         self.rows.append(row)
         with self.path.open("a", newline="") as file:
             file.write(self._text([row], header=False))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
+        if self._tracker is not None:
+            self._tracker.log(step, values)
 
     def note(self, name: str, content: dict[str, Any]) -> None:
         """Show settings in TensorBoard, as a table."""
@@ -131,6 +115,11 @@ class Metrics:
     def close(self) -> None:
         """Flush and close TensorBoard's file."""
         self._board.close()
+
+    def _check(self, row: dict[str, float]) -> None:
+        if row.keys() != set(self.names):
+            differing = ", ".join(sorted(row.keys() ^ set(self.names)))
+            raise ValueError(f"{self.path} must have the same columns throughout, these come or go: {differing}")
 
     def _text(self, rows: list[dict[str, float]], header: bool) -> str:
         text = io.StringIO()
@@ -142,11 +131,92 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read a `metrics.csv`; a last line cut short by a kill is left out."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row.values()]
-    return [{name: float(value) for name, value in row.items()} for row in rows]
+    """Read a `metrics.csv`; the last line is left out if a kill cut it short.
+
+    Raises:
+        ValueError: naming another line that does not hold a number for each column.
+    """
+    whole = path.read_bytes().rpartition(b"\n")[0]  # a line without its end may hold half of a number
+    header, *lines = whole.decode(errors="replace").split("\n")
+    names, rows = next(csv.reader([header])), []
+    for number, line in enumerate(lines, 2):
+        try:
+            rows.append(dict(zip(names, map(float, next(csv.reader([line]))), strict=True)))
+        except (ValueError, csv.Error):
+            if number <= len(lines):
+                raise ValueError(f"{path}, line {number}: must be {len(names)} numbers, got {line!r}") from None
+    return rows
+
+
+def import_wandb() -> Any:
+    """Return the module of Weights & Biases.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ValueError(f"tracking needs Weights & Biases ({error}): pip install wandb") from None
+    if not hasattr(wandb, "init"):  # a folder `wandb`, as runs leave it, passes for a package
+        raise ValueError("tracking needs Weights & Biases (there is but a folder of its name): pip install wandb")
+    return wandb
+
+
+class Tracker:
+    """Sends a run's scalars to Weights & Biases; `start_tracking` makes it."""
+
+    def __init__(self, run: Any) -> None:
+        """Take a run that `wandb.init` started."""
+        self._run = run
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Send one value for each name at a step.
+
+        What Weights & Biases has seen is not sent again: a resumed run repeats the steps that no checkpoint knew.
+        """
+        if step >= self._run.starting_step:
+            self._run.log(values, step=step)
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        """Show results of the whole run, such as its evaluation."""
+        self._run.summary.update(_plain(values))
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        self._run.finish()
+
+
+def start_tracking(project: str, name: str, config: dict[str, Any], folder: Path, resume: bool) -> Tracker:
+    """Start to track a run on Weights & Biases, or go on with what was tracked before.
+
+    Args:
+        project: where it is shown.
+        name: how it is called there.
+        config: settings to show.
+        folder: of the run, which keeps its id in `wandb_id`.
+        resume: continue the one of this id, if there is one.
+
+    Raises:
+        ValueError: Weights & Biases is not installed, or does not start, say because nobody signed in.
+    """
+    wandb = import_wandb()
+    known = folder / "wandb_id"
+    if not (resume and known.exists()):
+        write_atomically(known, secrets.token_hex(4) + "\n")
+    try:
+        run = wandb.init(
+            project=project,
+            name=name,
+            config=_plain(config),
+            dir=folder,
+            id=known.read_text().strip(),
+            resume="allow" if resume else None,
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs no account") from None
+    return Tracker(run)
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -175,65 +245,37 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
-    """Draw returns over steps, between the lines of random play and of the oracle, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    played = [row for row in rows if np.isfinite(row["charts/episodic_return"])]
-    steps = [row["global_step"] for row in played]
-    returns = [row["charts/episodic_return"] for row in played]
-    axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
-    axes.plot(steps, returns, color="#142caa", marker=".", label="training, mean over episodes")
-    axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
-
-    def to_score(y: Any) -> Any:
-        return (y - random) / (oracle - random)
-
-    def to_return(score: Any) -> Any:
-        return random + score * (oracle - random)
-
-    score = axes.secondary_yaxis("right", functions=(to_score, to_return))
-    score.set_ylabel("normalised score")
-    axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
-    axes.grid(alpha=0.25)
-    axes.legend(loc="center right")
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def write_gif(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
-    """Write images (H, W, 3) uint8 as an endless GIF."""
-    from PIL import Image
-
-    # one palette for all, or colours would flicker
-    palette = Image.fromarray(np.concatenate(frames[:: max(1, len(frames) // 4)])).quantize(64)
-    images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    buffer = io.BytesIO()
-    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
-    write_atomically(path, buffer.getvalue())
+def _plain(value: Any) -> Any:
+    """Replace what JSON lacks, in containers too: NaN and infinity become None, paths become texts."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
     """Write a summary as JSON; what JSON lacks, NaN and infinity, becomes null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, float) and not np.isfinite(value):
-            return None
-        return str(value) if isinstance(value, Path) else value
-
-    write_atomically(path, json.dumps(plain(content), indent=2, default=str) + "\n")
+    write_atomically(path, json.dumps(_plain(content), indent=2, default=str) + "\n")
 
 
 def bootstrap_interval(
     values: np.ndarray, seed: int, level: float = 0.95, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Return the bootstrapped confidence interval of the mean of values (n,)."""
+    """Return the bootstrapped confidence interval of the mean of values (n,).
+
+    A single value tells nothing of its spread: both ends are NaN.
+
+    Raises:
+        ValueError: there is no value, or one that is not finite.
+    """
+    if np.ndim(values) != 1 or not len(values) or not np.isfinite(values).all():
+        bad = int(np.size(values) - np.isfinite(values).sum())
+        raise ValueError(f"values must be (n,), n from 1, and finite, got {np.shape(values)}, {bad} of them not finite")
+    if len(values) == 1:
+        return np.nan, np.nan
     picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from noisy_envs.runs import read_metrics, write_atomically
+from noisy_envs.files import write_atomically
+from noisy_envs.runs import read_metrics
 
 
 def labelled(word: str) -> tuple[str, Path]:

@@ -1,0 +1,214 @@
+"""Pictures of a run: its learning curve, scores over levels of noise, and films of episodes."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from noisy_envs.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = npt.NDArray[Any]
+Picture = npt.NDArray[np.uint8]
+
+FILMS = (".gif", ".mp4")
+MAX_FPS = 50  # players show a GIF's shorter frames more slowly
+
+
+def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
+    """Draw returns over steps, between the lines of random play and of the oracle, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    played = [row for row in rows if np.isfinite(row["charts/episodic_return"])]
+    steps = [row["global_step"] for row in played]
+    returns = [row["charts/episodic_return"] for row in played]
+    axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
+    axes.plot(steps, returns, color="#142caa", marker=".", label="training, mean over episodes")
+    axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
+
+    def to_score(y: Any) -> Any:
+        return (y - random) / (oracle - random)
+
+    def to_return(score: Any) -> Any:
+        return random + score * (oracle - random)
+
+    score = axes.secondary_yaxis("right", functions=(to_score, to_return))
+    score.set_ylabel("normalised score")
+    axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="center right")
+    _write_png(path, figure)
+
+
+def plot_matrix(
+    path: Path,
+    values: Array,
+    lows: Array,
+    highs: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    row_label: str,
+    column_label: str,
+) -> None:
+    """Draw normalised scores (R, C), say training noise × evaluation noise, as coloured cells with numbers, as a PNG.
+
+    The colours run from 0, random play, to 1, the oracle, in every figure, so that two of them compare.
+
+    Args:
+        path: of the PNG.
+        values: scores (R, C); NaN leaves a cell empty.
+        lows, highs: ends of the intervals (R, C); NaN leaves one out.
+        rows, columns: R and C names, of the first row at the top and the first column at the left.
+        title: of the figure.
+        row_label, column_label: what rows and columns are.
+
+    Raises:
+        ValueError: for shapes that differ.
+    """
+    from matplotlib.figure import Figure
+
+    shape = (len(rows), len(columns))
+    for name, array in {"values": values, "lows": lows, "highs": highs}.items():
+        if np.shape(array) != shape or 0 in shape:
+            raise ValueError(f"{name} must have a row for each of rows and columns, {shape}, got {np.shape(array)}")
+    width, height = max(4.6, 2.2 + 0.95 * shape[1]), max(1.1, 0.62 * shape[0])  # of the figure and of its cells, inches
+    figure = Figure(figsize=(width, 1.5 + height), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    for row, column in np.argwhere(np.isfinite(values)):
+        color = "white" if values[row, column] < 0.6 else "#202020"
+        _label_cell(axes, row, column, [array[row, column] for array in (values, lows, highs)], color)
+    axes.set_xticks(range(shape[1]), columns)
+    axes.set_yticks(range(shape[0]), rows)
+    axes.set(xlabel=column_label, ylabel=row_label)
+    axes.set_xticks(np.arange(1, shape[1]) - 0.5, minor=True)
+    axes.set_yticks(np.arange(1, shape[0]) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    figure.suptitle(textwrap.fill(title, int(12 * width)), fontsize=11)
+    bar = figure.colorbar(image, ax=axes, extend="both", extendfrac=0.12 / height, aspect=height / 0.16, pad=0.03)
+    bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0 random", "0.25", "0.5", "0.75", "1 oracle"])
+    bar.set_label("normalised score")
+    _write_png(path, figure)
+
+
+def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], color: str) -> None:
+    """Write a score in its cell, and below it the interval, if it is known: `numbers` are value, low, high."""
+    value, low, high = (f"{round(number, 2) + 0.0:.2f}" for number in numbers)  # + 0.0 spares "-0.00"
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": color, "textcoords": "offset points"}
+    known = np.isfinite(numbers).all()
+    axes.annotate(value, (column, row), (0, 6 if known else 0), fontsize=11, fontweight="bold", **style)
+    if known:
+        axes.annotate(f"{low} to {high}", (column, row), (0, -8), fontsize=7.5, **style)
+
+
+def _write_png(path: Path, figure: Figure) -> None:
+    """Write a figure without the global state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def check_video_path(path: Path) -> None:
+    """Refuse a path to which `write_video` could not write, before an episode is played for it.
+
+    Raises:
+        ValueError: for a suffix but .gif and .mp4, or .mp4 without the package that writes it.
+        FileExistsError: nothing is ever overwritten.
+        NotADirectoryError, PermissionError: its folder cannot be made, or not be written.
+    """
+    if path.suffix.lower() not in FILMS:
+        raise ValueError(f"a video must end in {' or '.join(FILMS)}, got {path}")
+    if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ValueError(f"{path} needs a package that is not installed: pip install imageio-ffmpeg")
+    if path.exists():
+        raise FileExistsError(f"{path} exists; take another name, or remove it first")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{path} cannot be made: {folder} is not a folder")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{path} cannot be made: {folder} may not be written")
+
+
+def write_video(path: Path, frames: Sequence[Picture], fps: int) -> None:
+    """Write images (H, W, 3) of one size as a new GIF or MP4, by the suffix; its folder is made.
+
+    Raises:
+        ValueError: for frames or `fps` (1 to 50) that make no video.
+        OSError, ValueError: for the path, see `check_video_path`.
+    """
+    check_video_path(path)
+    _check_frames(frames, fps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".gif":
+        write_gif(path, frames, fps)
+    else:
+        _write_mp4(path, frames, fps)
+
+
+def write_gif(path: Path, frames: Sequence[Picture], fps: int) -> None:
+    """Write images (H, W, 3) of one size as an endless GIF, in place of the one that was there.
+
+    Raises:
+        ValueError: for frames or `fps` (1 to 50) that make no video.
+    """
+    from PIL import Image
+
+    _check_frames(frames, fps)
+    # one palette for all, or colours would flicker
+    palette = Image.fromarray(np.concatenate(frames[:: max(1, len(frames) // 4)])).quantize(64)
+    images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    buffer = io.BytesIO()
+    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
+    write_atomically(path, buffer.getvalue())
+
+
+def _write_mp4(path: Path, frames: Sequence[Picture], fps: int) -> None:
+    """Write images (H, W, 3) as H.264, which every browser plays."""
+    import imageio_ffmpeg
+
+    height, width, _ = frames[0].shape
+    margins = ((0, height % 2), (0, width % 2), (0, 0))  # H.264 halves the colours' resolution: sizes must be even
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        unfinished = Path(folder) / "video.mp4"
+        size = (width + width % 2, height + height % 2)
+        writer = imageio_ffmpeg.write_frames(unfinished, size, fps=fps, quality=8, macro_block_size=2)
+        writer.send(None)
+        for frame in frames:
+            writer.send(np.ascontiguousarray(np.pad(frame, margins, mode="edge")))
+        writer.close()
+        written = imageio_ffmpeg.count_frames_and_secs(unfinished)[0]  # ffmpeg's exit status is not handed on
+        if written != len(frames):
+            raise OSError(f"ffmpeg wrote {written} of {len(frames)} frames of {path}")
+        unfinished.replace(path)
+
+
+def _check_frames(frames: Sequence[Picture], fps: int) -> None:
+    if not 1 <= fps <= MAX_FPS:
+        raise ValueError(f"fps must be 1 to {MAX_FPS}, got {fps}")
+    if not len(frames):
+        raise ValueError("a video must have a frame, got none")
+    for number, frame in enumerate(frames):
+        if frame.dtype != np.uint8 or frame.shape != (*frames[0].shape[:2], 3):
+            raise ValueError(
+                f"frames must be uint8 of one shape (H, W, 3), got {frame.dtype} {frame.shape} as frame {number}, "
+                f"{frames[0].shape} as frame 0"
+            )
