@@ -141,7 +141,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     names, rows = next(csv.reader([header])), []
     for number, line in enumerate(lines, 2):
         try:
-            rows.append(dict(zip(names, map(float, next(csv.reader([line]))), strict=True)))
+            step, *values = map(float, next(csv.reader([line])))
+            rows.append(dict(zip(names, [int(step), *values], strict=True)))
         except (ValueError, csv.Error):
             if number <= len(lines):
                 raise ValueError(f"{path}, line {number}: must be {len(names)} numbers, got {line!r}") from None
@@ -214,7 +215,7 @@ def start_tracking(project: str, name: str, config: dict[str, Any], folder: Path
             resume="allow" if resume else None,
         )
     except wandb.Error as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs no account") from None
     return Tracker(run)
 

@@ -1,0 +1,381 @@
+"""What a run keeps: metrics that outlive a kill, locks that do not, films, score matrices, tracking, intervals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from noisy_envs import pictures, runs
+
+NAMES = ("charts/episodic_return", "losses/value")
+ROWS = [{"global_step": 64 * i, NAMES[0]: x, NAMES[1]: 0.1234 / i} for i, x in enumerate([np.nan, -1e-7, 2.5, 3.0], 1)]
+
+
+def frames(count=3, height=15, width=17):
+    """Make pictures that grow brighter (height, width, 3)."""
+    return [np.full((height, width, 3), 40 * i, np.uint8) for i in range(1, count + 1)]
+
+
+@pytest.fixture
+def no_board(monkeypatch):
+    """Spare TensorBoard's files, where many runs are opened."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    board = SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    monkeypatch.setattr(tensorboard, "SummaryWriter", lambda *_, **__: board)
+
+
+def written(folder, rows=ROWS, **options):
+    """Write rows as a run does, and return the file's bytes."""
+    metrics = runs.Metrics(folder, NAMES, **options)
+    for row in rows:
+        metrics.add(row["global_step"], {name: row[name] for name in NAMES})
+    metrics.close()
+    return metrics.path.read_bytes()
+
+
+@pytest.mark.usefixtures("no_board")
+def test_metrics_cut_at_any_byte_are_read_and_resumed(tmp_path):
+    whole = written(tmp_path)
+    path = tmp_path / "metrics.csv"
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        expected = ROWS[: max(0, whole[:end].count(b"\n") - 1)]
+        np.testing.assert_equal(runs.read_metrics(path), expected)
+        again = written(tmp_path, ROWS[len(expected) :], resume_at=64 * len(expected))
+        assert again == whole, end
+
+
+@pytest.mark.usefixtures("no_board")
+@pytest.mark.parametrize("kept", range(5))
+def test_rows_beyond_the_checkpoint_are_dropped(tmp_path, kept):
+    whole = written(tmp_path)
+    metrics = runs.Metrics(tmp_path, NAMES, resume_at=64 * kept + 63)
+    np.testing.assert_equal(metrics.rows, ROWS[:kept])
+    assert metrics.path.read_bytes().splitlines() == whole.splitlines()[: kept + 1]
+
+
+@pytest.mark.usefixtures("no_board")
+@pytest.mark.parametrize(
+    "end", ["1,2\n", "1,2,\n", "1,2,x\n", "1,2,3,4\n", "\0\0\0\n", "\n", '1,2,"\n', "\xff\n", "1\r2\n"]
+)
+def test_a_damaged_line_is_left_out_at_the_end_and_named_elsewhere(tmp_path, end):
+    whole = written(tmp_path)
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(whole + end.encode("latin-1"))
+    np.testing.assert_equal(runs.read_metrics(path), ROWS)
+    path.write_bytes(whole + end.encode("latin-1") + b"320,1,2\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv, line 6: must be 3 numbers"):
+        runs.read_metrics(path)
+
+
+@pytest.mark.usefixtures("no_board")
+def test_columns_stay_the_same(tmp_path):
+    metrics = runs.Metrics(tmp_path, NAMES)
+    for values in ({NAMES[0]: 1.0}, dict.fromkeys([*NAMES, "extra"], 1.0)):
+        with pytest.raises(ValueError, match=r"come or go: (extra|losses/value)"):
+            metrics.add(64, values)
+    assert metrics.rows == runs.read_metrics(metrics.path) == []
+    whole = written(tmp_path)
+    with pytest.raises(ValueError, match="come or go: losses/new, losses/value"):
+        runs.Metrics(tmp_path, (NAMES[0], "losses/new"), resume_at=256)
+    assert metrics.path.read_bytes() == whole
+
+
+def test_tensorboard_forgets_what_is_played_again(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    written(tmp_path)
+    newer = [{**row, NAMES[1]: -1.0} for row in ROWS[2:3]]
+    written(tmp_path, newer, resume_at=128)
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars(NAMES[1])
+    assert [event.step for event in events] == [64, 128, 192]
+    assert [event.value for event in events] == pytest.approx([0.1234, 0.0617, -1.0])
+
+
+def test_a_folder_is_locked_until_it_is_released(tmp_path):
+    for _ in range(2):
+        with runs.lock(tmp_path), pytest.raises(RuntimeError, match=f"{tmp_path} is in use by another process"):
+            runs.lock(tmp_path)
+
+
+def test_a_lock_dies_with_its_process(tmp_path):
+    code = "import sys, pathlib; from noisy_envs.runs import lock\n"
+    code += "with lock(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RuntimeError, match="in use"):
+            runs.lock(tmp_path)
+        holder.kill()
+        holder.wait()
+        assert (tmp_path / ".lock").exists()
+        with runs.lock(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_gives_none(tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("noisy_envs.files._lock", refuse)
+    with runs.lock(tmp_path) as first, runs.lock(tmp_path) as second:
+        assert not first.closed and not second.closed
+
+
+@pytest.mark.parametrize("name", ["a.gif", "new/folder/a.GIF"])
+def test_a_gif_shows_every_frame(tmp_path, name):
+    from PIL import Image
+
+    path = tmp_path / name
+    runs.write_video(path, frames(), fps=20)
+    with Image.open(path) as film:
+        assert (film.format, film.n_frames, film.size, film.info["duration"]) == ("GIF", 3, (17, 15), 50)
+        film.seek(2)
+        assert np.asarray(film.convert("RGB")).max() == 120
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(("height", "width"), [(15, 17), (16, 16), (15, 32), (1, 1)])
+def test_an_mp4_shows_every_frame_of_any_size(tmp_path, height, width):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "a.mp4"
+    runs.write_video(path, frames(5, height, width), fps=10)
+    assert ffmpeg.count_frames_and_secs(path) == (5, pytest.approx(0.5))
+    command = [ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    pixels = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, np.uint8)
+    shown = pixels.reshape(5, height + height % 2, width + width % 2, 3).astype(int)
+    assert all(abs(frame - 40 * i).max() < 8 for i, frame in enumerate(shown, 1))
+    assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+@pytest.mark.parametrize(
+    ("film", "fps", "words"),
+    [
+        ([], 10, "must have a frame"),
+        ([*frames(), *frames(height=16)], 10, r"got uint8 \(16, 17, 3\) as frame 3, \(15, 17, 3\) as frame 0"),
+        ([frames()[0] / 255], 10, "uint8 of one shape .* got float64"),
+        ([frames()[0][..., :1]], 10, r"got uint8 \(15, 17, 1\)"),
+        (frames(), 0, "fps must be 1 to 50, got 0"),
+        (frames(), 51, "fps must be 1 to 50, got 51"),
+    ],
+)
+def test_what_makes_no_video_is_refused_and_leaves_nothing(tmp_path, suffix, film, fps, words):
+    with pytest.raises(ValueError, match=words):
+        runs.write_video(tmp_path / f"a{suffix}", film, fps)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_mp4_that_ffmpeg_left_unfinished_is_no_result(tmp_path, monkeypatch):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setattr(ffmpeg, "count_frames_and_secs", lambda _: (2, 0.2))
+    with pytest.raises(OSError, match="ffmpeg wrote 2 of 3 frames"):
+        runs.write_video(tmp_path / "a.mp4", frames(), fps=10)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_paths_of_videos_are_checked_before_they_are_needed(tmp_path, suffix):
+    taken, plain = tmp_path / f"taken{suffix}", tmp_path / "plain"
+    for path in (taken, plain):
+        path.write_text("mine")
+    runs.check_video_path(tmp_path / "new" / "er" / f"a{suffix}")
+    refused = [
+        (taken, FileExistsError, "taken.* exists"),
+        (plain / f"a{suffix}", NotADirectoryError, "plain is not a folder"),
+        (plain / "b" / f"a{suffix}", NotADirectoryError, "plain is not a folder"),
+        (tmp_path / "a.avi", ValueError, r"must end in \.gif or \.mp4, got .*a\.avi"),
+        (tmp_path / suffix, ValueError, "must end in"),
+    ]
+    for path, error, words in refused:
+        for use in (runs.check_video_path, lambda path: runs.write_video(path, frames(), 10)):
+            with pytest.raises(error, match=words):
+                use(path)
+    assert sorted(tmp_path.iterdir()) == [plain, taken] and taken.read_text() == "mine"
+
+
+def test_a_video_where_nothing_may_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures.os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match="may not be written"):
+        runs.check_video_path(tmp_path / "a.gif")
+
+
+def test_mp4_without_its_writer_is_refused_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    runs.check_video_path(tmp_path / "a.gif")
+    with pytest.raises(ValueError, match="pip install imageio-ffmpeg"):
+        runs.check_video_path(tmp_path / "a.mp4")
+
+
+def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
+    names = [[str(i) for i in range(n)] for n in np.shape(values)]
+    lows, highs = np.asarray(values) - spread, np.asarray(values) + spread
+    runs.plot_matrix(
+        path, values, lows, highs, rows or names[0], columns or names[1], "title", "training", "evaluation"
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (4, 4), (10, 6)])
+def test_a_matrix_of_any_size_is_drawn(tmp_path, shape):
+    from PIL import Image
+
+    draw_matrix(tmp_path / "a.png", np.linspace(-0.2, 1.2, np.prod(shape)).reshape(shape))
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.format == "PNG" and picture.width > 400 and picture.height > 250
+
+
+def test_a_matrix_tells_its_numbers_in_colours_that_compare(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "_write_png", lambda path, figure: drawn.append(figure))
+    values = np.array([[0.5, np.nan], [-0.001, 1.234]])
+    draw_matrix(tmp_path / "a.png", values, np.array([[0.1, 0.1], [0.02, np.nan]]), ["few", "many"], ["0", "28"])
+    axes = drawn[0].axes[0]
+    texts = {(text.xy, text.get_text()) for text in axes.texts}
+    assert texts == {
+        ((0, 0), "0.50"), ((0, 0), "0.40 to 0.60"), ((0, 1), "0.00"), ((0, 1), "-0.02 to 0.02"), ((1, 1), "1.23"),
+    }  # fmt: skip
+    (image,) = axes.images
+    assert image.get_clim() == (0, 1)
+    np.testing.assert_array_equal(image.get_array().mask, np.isnan(values))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["few", "many"] and axes.yaxis_inverted()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "28"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("evaluation", "training")
+
+
+@pytest.mark.parametrize("names", [(["a"], ["b", "c"]), (["a", "b"], ["c"])])
+def test_a_matrix_of_other_shape_than_its_names_is_refused(tmp_path, names):
+    with pytest.raises(ValueError, match=r"values must .* got \(2, 2\)"):
+        draw_matrix(tmp_path / "a.png", np.ones((2, 2)), 0.1, *names)
+
+
+class FakeWandb(ModuleType):
+    """Weights & Biases as far as a run uses it; it knows nothing but what it was sent."""
+
+    class Error(Exception):
+        """As wandb.Error."""
+
+    def __init__(self, starting_step=0):
+        super().__init__("wandb")
+        self.starting_step, self.started, self.sent, self.summary, self.ended = starting_step, [], [], {}, 0
+
+    def init(self, **options):
+        self.started.append(options)
+        return self
+
+    def log(self, values, step):
+        self.sent.append((step, values))
+
+    def finish(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def track(folder, resume=False):
+    config = {"run_dir": Path("runs"), "worst": np.inf, "seed": 1}
+    return runs.start_tracking("noise", "a run", config, folder, resume)
+
+
+@pytest.mark.usefixtures("no_board")
+def test_rows_and_results_are_tracked(tmp_path, wandb):
+    tracker = track(tmp_path)
+    written(tmp_path, tracker=tracker)
+    np.testing.assert_equal(wandb.sent, [(r["global_step"], {name: r[name] for name in NAMES}) for r in ROWS])
+    assert wandb.ended == 0
+    tracker.summarize({"score": 0.5, "score_95": [0.4, np.nan]})
+    tracker.close()
+    assert wandb.summary == {"score": 0.5, "score_95": [0.4, None]} and wandb.ended == 1
+    (options,) = wandb.started
+    assert options["config"] == {"run_dir": "runs", "worst": None, "seed": 1}
+    assert (options["project"], options["name"], options["dir"], options["resume"]) == (
+        "noise",
+        "a run",
+        tmp_path,
+        None,
+    )
+
+
+def test_a_resumed_run_goes_on_with_the_same_id_and_repeats_nothing(tmp_path, wandb):
+    for resume in (True, True, False):  # at first there is nothing to go on with
+        track(tmp_path, resume)
+    first, second, third = (options["id"] for options in wandb.started)
+    assert first == second != third and len(first) == 8
+    assert [options["resume"] for options in wandb.started] == ["allow", "allow", None]
+    wandb.starting_step = 129
+    tracker = track(tmp_path, True)
+    for row in ROWS:
+        tracker.log(row["global_step"], {})
+    assert [step for step, _ in wandb.sent] == [192, 256]
+
+
+def test_tracking_without_its_package_is_refused(tmp_path, monkeypatch):
+    for module in (None, ModuleType("wandb")):  # the second is a folder of this name
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        for use in (runs.import_wandb, lambda: track(tmp_path)):
+            with pytest.raises(ValueError, match="pip install wandb") as error:
+                use()
+            assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tracking_that_does_not_start_says_why(tmp_path, wandb, monkeypatch):
+    def refuse(**_):
+        raise wandb.Error("no API key.\nSign in.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ValueError, match=r"did not start: no API key\. Sign in; WANDB_MODE=offline"):
+        track(tmp_path)
+
+
+def test_the_real_package_takes_all_that_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "CONSOLE": "off"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    for resume in (False, True):
+        tracker = track(tmp_path, resume)
+        tracker.log(64, {"charts/score": np.nan})
+        tracker.summarize({"score": 0.5})
+        tracker.close()
+    (run_id,) = (tmp_path / "wandb_id").read_text().split()
+    kept = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+    assert kept and all(name.endswith(run_id) for name in kept)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    ends = np.array([runs.bootstrap_interval(generator.normal(3, 1, 50), seed, resamples=500) for seed in range(200)])
+    assert 0.88 < ((ends[:, 0] < 3) & (ends[:, 1] > 3)).mean() < 0.99
+    assert runs.bootstrap_interval(np.arange(9.0), 1) == runs.bootstrap_interval(np.arange(9.0), 1)
+    assert runs.bootstrap_interval(np.full(5, 2.0), 0) == (2, 2)
+
+
+def test_one_value_has_no_interval_and_bad_ones_are_refused():
+    assert np.isnan(runs.bootstrap_interval(np.array([1.0]), 0)).all()
+    for values in ([], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0, [np.nan]):
+        with pytest.raises(ValueError, match=r"values must be \(n,\), n from 1, and finite, got"):
+            runs.bootstrap_interval(np.array(values), 0)
+
+
+def test_a_summary_is_json_whatever_it_holds(tmp_path):
+    content = {"a": np.nan, "b": [0.5, -np.inf], "c": {"d": Path("x"), "e": (1, np.inf)}}
+    runs.write_summary(tmp_path / "a.json", content)
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    found = json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse)
+    assert found == {"a": None, "b": [0.5, None], "c": {"d": "x", "e": [1, None]}}
