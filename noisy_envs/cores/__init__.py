@@ -59,6 +59,9 @@ class Core(Protocol):
     def step_draws(self) -> tuple[int, ...]:
         """Uniforms that `chance` takes, for each stream."""
 
+    def prepare(self, like: Array) -> None:
+        """Make ready to draw starting states on the device of an array without asking the host."""
+
     def initial(self, u: tuple[Array, ...]) -> Any:
         """Draw starting states."""
 

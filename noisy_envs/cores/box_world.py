@@ -210,22 +210,38 @@ class BoxWorld:
     def initial(self, u: tuple[Array, ...]) -> State:
         """Draw levels of the bank by uniforms (B, 2) of 24 bits each."""
         words = namespace(u[0]).astype(u[0] * 2.0**24, namespace(u[0]).int64)
-        numbers = as_numpy(self.start_level + ((words[:, 0] << 24) + words[:, 1]) % self.num_levels)
-        return self._deal(numbers, like=words)
+        numbers = self.start_level + ((words[:, 0] << 24) + words[:, 1]) % self.num_levels
+        table = self._made.get(words.device, {}).get("levels")
+        if table is not None:
+            return self._unpack(table[numbers - self.start_level], numbers)
+        return self._deal(as_numpy(numbers), like=words)
+
+    def prepare(self, like: Array) -> None:
+        """Draw all levels and keep them on the device of an array, so that `initial` need not ask the host.
+
+        Raises:
+            ValueError: if there are too many.
+        """
+        if self.num_levels > levels.MOST_KEPT:
+            raise ValueError(f"num_levels={self.num_levels}: at most {levels.MOST_KEPT} can be kept on a device")
+        table = self.tables(like)
+        if "levels" not in table:
+            rows = self.bank.rows(self.start_level + np.arange(self.num_levels))
+            table["levels"] = namespace(like).asarray(rows, device=like.device)
 
     def _deal(self, numbers: np.ndarray, like: Array) -> State:
         """Return the levels `numbers` (B,) as states in the library and on the device of an array."""
-        return self._unpack(self.bank.rows(numbers), numbers, like)
+        rows = self.bank.rows(numbers)
+        if isinstance(like, np.ndarray):
+            return self._unpack(rows, numbers)
+        return self._unpack(*(namespace(like).asarray(x, device=like.device, copy=True) for x in (rows, numbers)))
 
-    def _unpack(self, rows: np.ndarray, numbers: np.ndarray, like: Array) -> State:
+    def _unpack(self, rows: Array, numbers: Array) -> State:
         """Turn rows as `_pack` makes them (B, ...) into starting states."""
         things = 1 + self.num_boxes  # columns before them
         thing, outcome = rows[:, things:].reshape(-1, self.num_things, 2), rows[:, 1:things]
-        event = np.where(thing[:, 1, 1] == GEM, SOLVED, MOVED)
-        state = State(thing, outcome, rows[:, 0], numbers, event)
-        if isinstance(like, np.ndarray):
-            return state
-        return State(*(namespace(like).asarray(field, device=like.device, copy=True) for field in state))
+        event = namespace(rows).where(thing[:, 1, 1] == GEM, SOLVED, MOVED)
+        return State(thing, outcome, rows[:, 0], numbers, event)
 
     def _draw_row(self, number: int) -> list[int]:
         """Draw a level as a row of integers."""
@@ -428,7 +444,7 @@ class BoxWorld:
         if len(texts) != count:
             raise ValueError(f"text: {len(texts)} levels given, must be one or {count}")
         rows = [self._pack(self._check(levels.read(text, self.width))) for text in texts]
-        return self._unpack(np.array(rows), np.full(count, -1), like=np.empty(0))
+        return self._unpack(np.array(rows), np.full(count, -1))
 
     def _admit_state(self, given: State, batch: tuple[int, ...]) -> State:
         """Check a state's shapes, and that its levels are such as this game has."""
@@ -449,7 +465,7 @@ class BoxWorld:
         if not (state.level >= -1).all():
             raise ValueError(f"state: level={state.level.tolist()}: must be at least 0, or -1 for a drawn one")
         rows = np.array([self._pack(self._check(world)) for world in self.worlds(state)])
-        same = self._unpack(rows, state.level, like=rows)
+        same = self._unpack(rows, state.level)
         if not np.array_equal(state.thing, same.thing):
             raise ValueError(f"state: thing must be {same.thing.tolist()} for these worlds")
         # an outcome stays what it was at the start: where keys are alike, the boxes that are left may tell another

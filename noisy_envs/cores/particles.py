@@ -85,6 +85,9 @@ class ParticleGame:
         """Copy the options alone; what follows from them is made anew."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
+    def prepare(self, like: Array) -> None:
+        """Make ready to draw starting states: there is nothing to do."""
+
     def _settle(self) -> None:
         """Turn options into plain values: a NumPy scalar would turn float32 worlds into float64."""
         for name, value in vars(self).copy().items():
