@@ -47,14 +47,14 @@ def lock(folder: Path) -> IO[bytes]:
     nobody. A file system that knows no locks gives none. Use it as `with lock(folder): …`.
 
     Raises:
-        RuntimeError: another process holds the folder.
+        BlockingIOError: another process holds the folder.
     """
     file = (folder / ".lock").open("ab")
     try:
         _lock(file.fileno())
     except (BlockingIOError, PermissionError):  # the latter on Windows
         file.close()
-        raise RuntimeError(f"{folder} is in use by another process; wait until that ends, or stop it") from None
+        raise BlockingIOError(f"{folder} is in use by another process; wait until that ends, or stop it") from None
     except OSError:  # a run on such a file system is better than none
         pass
     return file

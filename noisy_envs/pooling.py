@@ -23,6 +23,8 @@ class AvgPool(nn.Module):
     Signal-optimal without noise (Corollary 3.5), or where signal and noise share their centroid (3.6).
     """
 
+    token_axis = 1  # of the weights
+
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
         return tokens, mask
@@ -55,6 +57,8 @@ class MaxPool(nn.Module):
     m tokens that share the maximum weigh 1/m each, in the gradient too. Signal-optimal if and only if one
     token is signal and has the maximum of every feature (Corollary 3.8).
     """
+
+    token_axis = 1  # of the weights
 
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
@@ -89,6 +93,8 @@ class ClsToken(nn.Module):
     The token is drawn from Normal(0, init_std) by `generator`, a CPU generator; None stands for a fresh one
     seeded with 0. The global random state is neither read nor changed.
     """
+
+    token_axis = 2  # of the weights
 
     def __init__(self, dim: int, init_std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Draw the class token (D,), D = `dim`."""
@@ -156,6 +162,8 @@ class AdaPool(nn.Module):
         generator: a CPU generator that draws the weights; None stands for a fresh one seeded with 0. The
             global random state is neither read nor changed.
     """
+
+    token_axis = 2  # of the weights
 
     def __init__(
         self,

@@ -34,6 +34,11 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 # options of worlds that training by the defaults never meets, where it draws from a finite bank
 HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": BoxWorld.start_level + BoxWorld.num_levels}}
 
+# the options that dial noise, and that say how many agents share one network
+NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}
+LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
+PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
+
 
 def held_out(env_id: str) -> dict[str, Any]:
     """Return the options with which to evaluate what an environment has taught, beside seeds of their own."""

@@ -20,6 +20,7 @@ class TokenSpec:
     query: int = 0  # row of the observing agent's own token, AdaPool's query
     marker: int = -1  # column that tells padding
     padding: float = -1.0
+    padded: bool = True  # whether rows can be padding at all
 
     @property
     def num_features(self) -> int:

@@ -1,8 +1,9 @@
-"""Check that the pooling head in each agent equals its class in noisy_envs/pooling.py.
+"""Check that the agents differ in the pooling head alone, and that each head is the library's.
 
     python tools/check_copies.py [--fix]
 
-Exit 0: all equal. Exit 1: some differ, named; with --fix they are mended.
+Between the marks of each agent stand its class, as in noisy_envs/pooling.py, and how it is made; all else must be that
+of agents/ppo_adapool.py. Exit 0: all is equal. Exit 1: some differ, named; with --fix they are mended, exit 0.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HEADS = {"ppo_adapool.py": "AdaPool"}
+HEADS = {
+    "ppo_adapool.py": "AdaPool",
+    "ppo_avgpool.py": "AvgPool",
+    "ppo_maxpool.py": "MaxPool",
+    "ppo_clstoken.py": "ClsToken",
+}
 BEGIN, END = "# pooling head: the class of noisy_envs/pooling.py, word for word\n", "# end of pooling head\n"
+MAKE = "\n\ndef make_pool("  # begins what each agent has of its own
 
 
 def class_source(name: str) -> str:
@@ -23,17 +30,28 @@ def class_source(name: str) -> str:
     return "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
 
 
+def parts(text: str) -> tuple[str, str, str, str]:
+    """Split an agent at the marks: before the head, its class, how it is made, after it."""
+    before, rest = text.split(BEGIN)
+    block, after = rest.split(END)
+    head, own = block.split(MAKE)
+    return before, head, own, after
+
+
 def main(fix: bool) -> int:
     """Compare, mend if asked, and return the exit status."""
     status = 0
+    before, _, _, after = parts((ROOT / "agents" / next(iter(HEADS))).read_text())
     for file, name in HEADS.items():
         path = ROOT / "agents" / file
-        text = path.read_text()
-        before, rest = text.split(BEGIN)
-        _, after = rest.split(END)
-        wanted = f"{before}{BEGIN}{class_source(name)}\n\n{END}{after}"
-        if text != wanted:
+        found = path.read_text()
+        own_before, head, own, own_after = parts(found)
+        if head != class_source(name):
             print(f"agents/{file}: the block differs from {name} in noisy_envs/pooling.py")
+        if (own_before, own_after) != (before, after):
+            print(f"agents/{file}: differs from agents/ppo_adapool.py outside the block")
+        wanted = f"{before}{BEGIN}{class_source(name)}{MAKE}{own}{END}{after}"
+        if found != wanted:
             status = 1
             if fix:
                 path.write_text(wanted)

@@ -196,7 +196,8 @@ class BoxWorld:
         if self.observation == "rgb":
             raise AttributeError("observation='rgb' is no set of tokens: ask for 'entities' or 'pixels'")
         num_tokens = self.num_things if self.observation == "entities" else highest(self.size) ** 2 + 1
-        return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, marker=0)
+        padded = self.observation == "entities" or self.pads_pixels  # an opened box leaves padding
+        return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, marker=0, padded=padded)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:

@@ -122,7 +122,7 @@ class ParticleGame:
     @cached_property
     def token_spec(self) -> TokenSpec:
         """What an observation means."""
-        return TokenSpec(self.num_entities, ("x", "y", "vx", "vy", "role"), self.role_names)
+        return TokenSpec(self.num_entities, ("x", "y", "vx", "vy", "role"), self.role_names, padded=self.padded)
 
     @cached_property
     def fastest(self) -> float:

@@ -21,7 +21,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     Args:
         game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
-        learners: the team that is driven, "all" or another of `core.teams`; the other agents follow their policies.
+        learners: the team that is driven, "all" or another of `core.teams`, or the "first" agent alone; the others
+            follow their policies.
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
     `reset` takes the same options, and `info` holds the same, as `noisy_envs.shells.single.TokenEnv`'s.
@@ -39,7 +40,7 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self.render_mode = render_mode
         modes = list(self.core.render_modes)
         self.metadata = {**type(self).metadata, "name": f"{game}_v0", "render_modes": modes}
-        self._learners = driven(self.core, learners, tuple(self.core.teams))
+        self._learners = driven(self.core, learners, ("first", *self.core.teams))
         self._cast = casting(self.core, self._learners)
         self.possible_agents = list(self.core.agents[self._learners])
         self.agents: list[str] = []
@@ -104,9 +105,9 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode.check_playing()
         return self.core.world_tokens(self._episode.state)[0]
 
-    def render(self) -> np.ndarray | str | None:
-        """Draw the world as the single environment does; the return is the first learner's."""
-        return self._episode.draw()
+    def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
+        """Draw the world as the single environment does; return and `weights` (N,) are the first learner's."""
+        return self._episode.draw(weights)
 
     def close(self) -> None:
         """Close the window; the environment cannot be used any more. Closing twice does nothing."""
