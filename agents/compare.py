@@ -441,7 +441,7 @@ def draw(cells: list[Cell], path: Path) -> None:
             metrics = (cell.run() or cell.folder) / "metrics.csv"
             if cell.level == level and metrics.is_file():
                 curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
-        title = f"{level.name}\nSNR {level.snr():.2g}"
+        title = f"{level.name}\nSNR {level.snr():.3g}"
         panels.append(results.Panel(title, *reference_returns(level.env_id, level.options), curves))
     results.plot_panels(path, panels)
 
@@ -480,7 +480,7 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
 
 def tabulate(found: dict[str, Any]) -> str:
     """Write the results as Markdown."""
-    head = f"| head | {' | '.join(f'{name}, SNR {snr:.2g}' for name, snr in found['snr'].items())} | drop |"
+    head = f"| head | {' | '.join(f'{name}, SNR {snr:.3g}' for name, snr in found['snr'].items())} | drop |"
     rows = [head, "|---" * (len(found["snr"]) + 2) + "|"]
     for head, scores in found["scores"].items():
         texts = [

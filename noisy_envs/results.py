@@ -133,3 +133,4 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
+    axes.set_xlim(left=0)
