@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 import shlex
 import signal
 import subprocess
@@ -319,7 +320,8 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         return outcome("")
     if stop.times:
         return outcome("stopped")
-    return outcome(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}, no summary.json")
+    last = cell.log.read_text(errors="replace").splitlines()[-1]  # an agent's error is one line
+    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {last}")
 
 
 def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
@@ -378,10 +380,24 @@ def run_on_ray(cells: list[Cell], words: list[str], args: Args, report: Callable
     """Run cells as Ray tasks, and tell whether the user stopped it.
 
     The task of a worker that dies starts again elsewhere, and resumes the run.
+
+    Raises:
+        ValueError: if there is no cluster at the address, or too little of what a run needs.
     """
     import ray
 
-    ray.init(args.address, log_to_driver=False, include_dashboard=None if args.address else False)
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    dashboard = None if args.address else False
+    try:
+        ray.init(
+            args.address or "local", log_to_driver=False, include_dashboard=dashboard, runtime_env={"env_vars": path}
+        )
+    except ConnectionError as error:
+        raise ValueError(f"address={args.address!r}: must be that of a running Ray cluster: {error}") from None
+    for name, asked in (("CPU", args.cpus_per_run), ("GPU", args.gpus_per_run)):
+        there = ray.cluster_resources().get(name, 0)
+        if asked > there:  # Ray would wait for ever, and say nothing
+            raise ValueError(f"{name.lower()}s_per_run={asked}: must be at most {there:g}, which Ray has")
     task = ray.remote(num_cpus=args.cpus_per_run, num_gpus=args.gpus_per_run, max_retries=RETRIES)(run_cell)
     cell_of = {task.remote(cell, words, args.agents_dir.resolve(), Stop()): cell for cell in cells}
     pending, stopped = list(cell_of), False

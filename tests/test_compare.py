@@ -22,7 +22,7 @@ NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", 
 TRAINED = ["--total-timesteps", "256"]
 
 # Stands for an agent: its interface, in milliseconds. `trouble` is the behaviour of seed 2: "fail", "kill" before and
-# "finish" after the first checkpoint, "orphan" to kill the parent, "wait" for Ctrl-C, "nan".
+# "finish" after the first checkpoint, "orphan" to kill the parent, "both", "wait" for Ctrl-C, "nan".
 AGENT = """
 import json, os, pathlib, signal, sys, time
 words = sys.argv[1:]
@@ -43,8 +43,10 @@ else:
     (folder / "checkpoint.pt").write_text(json.dumps(option))
 if option["--seed"] == "2" and trouble == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-if option["--seed"] == "2" and trouble == "orphan":
+if option["--seed"] == "2" and trouble in ("orphan", "both"):
     os.kill(os.getppid(), signal.SIGKILL)
+    if trouble == "both":
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1)
 if trouble == "wait":
     try:
@@ -167,7 +169,10 @@ def test_a_failing_run_is_told_and_the_others_go_on(field, capsys):
     with pytest.raises(SystemExit) as error:
         field.run(heads=["maxpool"], levels=[CLEAN])
     log = field.out / "SimpleCentroid-1v31v0-v0" / "maxpool" / "seed-2" / "log.txt"
-    assert "1 of 3 runs failed" in error.value.code and f"exit status 1, no summary.json, see {log}" in error.value.code
+    assert (
+        "1 of 3 runs failed" in error.value.code
+        and f"exit status 1: no more sand in the hourglass, see {log}" in error.value.code
+    )
     assert "no more sand" in log.read_text() and "[1/3] SimpleCentroid-1v31v0-v0 maxpool seed 2" in (
         capsys.readouterr().out
     )
@@ -367,13 +372,13 @@ def test_a_real_agent(field):
     compare.main([*own, "--", *words])  # its own settings agree with the words
 
 
-def test_ray_starts_a_lost_run_again(field):
+def test_ray_takes_up_a_lost_run(field):
     pytest.importorskip("ray")
-    field.trouble("orphan")  # seed 2 kills the worker that runs it
+    field.trouble("both")  # seed 2 kills the worker that runs it, and itself
     words = field.words("--ray", "--cpus-per-run", "0.5", heads=["adapool"], levels=[CLEAN])
     done = subprocess.run(
         [sys.executable, ROOT / "agents" / "compare.py", *words], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[3/3]" in done.stdout and not field.results()["missing"]
-    assert len(field.calls()) == 3
+    assert [call.startswith("--resume") for call in sorted(field.calls())] == [False] * 3 + [True]
