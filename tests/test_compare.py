@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 
-# Stands for an agent: its interface, in milliseconds. `trouble` is the behaviour of seed 2: "fail", "kill" before and
-# "finish" after the first checkpoint, "orphan" to kill the parent, "both", "wait" for Ctrl-C, "nan".
+# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "kill"
+# itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of "nan"; all seeds can
+# "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
 words = sys.argv[1:]
@@ -49,11 +50,14 @@ if option["--seed"] == "2" and trouble in ("orphan", "both"):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1)
 if trouble == "wait":
+    if option["--seed"] == "3":  # as one that has not come to its handler yet
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    (folder / "ready").touch()
     try:
         time.sleep(30)
     except KeyboardInterrupt:
-        (folder / "told").write_text("once")
-        time.sleep(0.5)
+        time.sleep(0.5)  # in which a second Ctrl-C would end it
+        (folder / "saved").touch()
         sys.exit("saved")
 level, seed = option["--env-id"], int(option["--seed"])
 score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
@@ -129,6 +133,7 @@ def test_every_cell_runs_once_and_a_second_call_runs_nothing(field, capsys):
     before = (field.out / "results.json").read_text()
     field.run("--jobs", "2")
     assert not field.calls() and (field.out / "results.json").read_text() == before
+    assert "12 runs, 12 of them done before" in capsys.readouterr().out
     field.run(seeds="1234")
     assert len(field.calls()) == 4
 
@@ -292,25 +297,31 @@ def test_the_figure_shows_every_head_and_draws_again_what_is_there(field):
         assert ((pixels == wanted).all(axis=1).sum() > 100) == (head in ("avgpool", "adapool")), head
 
 
-def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field):
+@pytest.mark.parametrize(
+    ("words", "heads"),
+    [(["--jobs", "3"], ["maxpool", "adapool"]), (["--ray", "--cpus-per-run", "0.1"], ["adapool"])],
+    ids=["here", "ray"],
+)
+def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, heads):
+    if "--ray" in words:
+        pytest.importorskip("ray")
     field.trouble("wait")
-    command = [sys.executable, ROOT / "agents" / "compare.py", *field.words("--jobs", "2", levels=[CLEAN])]
+    command = [sys.executable, ROOT / "agents" / "compare.py", *field.words(*words, levels=[CLEAN], heads=heads)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 20
-    while (
-        len(list(field.out.glob("*/*/*/*/checkpoint.pt"))) < 2
-        and time.monotonic() < deadline
-        and process.poll() is None
-    ):
+    while len(list(field.out.glob("*/*/*/*/ready"))) < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does
-    assert "stopped; go on with the same command" in process.communicate(timeout=20)[1]
-    assert process.returncode == 1 and len(list(field.out.glob("*/*/*/*/told"))) == 2
-    assert len(field.calls()) == 2  # no other was begun
+    try:
+        assert "stopped; go on with the same command" in process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
+    assert len(field.calls()) == 3  # no other was begun, none again
     field.monkeypatch.delenv("TROUBLE")
-    field.run(levels=[CLEAN])
+    field.run(levels=[CLEAN], heads=heads)
     calls = field.calls()
-    assert len(calls) == 6 and sum("--resume" in call for call in calls) == 2
+    assert len(calls) == 3 * len(heads) and sum("--resume" in call for call in calls) == 3
 
 
 def test_no_run_is_taken_up_while_its_agent_lives_on(field):
