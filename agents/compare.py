@@ -417,24 +417,22 @@ def run_on_ray(cells: list[Cell], words: list[str], args: Args, report: Callable
     return stopped
 
 
-def run_all(cells: list[Cell], args: Args, words: list[str]) -> list[Outcome]:
-    """Run the cells that are not done, a line of progress for each, and return those that failed.
+def run_missing(missing: list[Cell], total: int, words: list[str], args: Args) -> list[Outcome]:
+    """Run cells, a line of progress for each, and return those that failed.
 
     Raises:
-        ValueError: if a run that is done had other settings.
         KeyboardInterrupt: after Ctrl-C, once the agents have ended.
     """
-    missing = [cell for cell in cells if not check_finished(cell, words)]
-    finished = len(cells) - len(missing)
+    finished = total - len(missing)
     failed: list[Outcome] = []
-    print(f"{len(cells)} runs, {finished} of them done before", flush=True)
+    print(f"{total} runs, {finished} of them done before", flush=True)
 
     def report(outcome: Outcome) -> None:
         nonlocal finished
         finished += not outcome.problem
         told = f"FAILED, {outcome.problem}" if outcome.problem else f"score {score(outcome.cell.summary()):.3f}"
         if outcome.problem != "stopped":
-            print(f"[{finished}/{len(cells)}] {outcome.cell}: {told}, {outcome.seconds:.0f} s", flush=True)
+            print(f"[{finished}/{total}] {outcome.cell}: {told}, {outcome.seconds:.0f} s", flush=True)
         if outcome.problem:
             failed.append(outcome)
 
@@ -474,53 +472,26 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
             versions.setdefault(name, {})[version] = None
         if math.isfinite(score(summary)):
             scores[cell.head][cell.level.name][cell.seed] = score(summary)
+        elif summary is not None:
+            missing[str(cell)] = "its score is NaN"
         else:
-            missing[str(cell)] = f"not finished, see {cell.log}" if summary is None else "its score is NaN"
-    found = {head: [list(one.values()) for one in by_level.values()] for head, by_level in scores.items()}
+            missing[str(cell)] = f"not finished, see {cell.log}" if cell.log.exists() else "not run yet"
+    estimates: dict[str, dict[str, Any]] = {}
+    drops: dict[str, Any] = {}
+    for head, by_level in scores.items():
+        found = {name: list(one.values()) for name, one in by_level.items() if one}
+        estimates[head] = {name: results.estimate(one)._asdict() for name, one in found.items()}
+        least, most = levels[0].name, levels[-1].name
+        if least != most and least in found and most in found:
+            drops[head] = results.drop(found[least], found[most])._asdict()
     return {
         "versions": {name: ", ".join(texts) for name, texts in versions.items()},
         "snr": {level.name: level.snr() for level in levels},
         "scores": scores,
-        "iqm": {
-            head: {level.name: results.estimate(one)._asdict() for level, one in zip(levels, all_, strict=True) if one}
-            for head, all_ in found.items()
-        },
-        "drop": {
-            head: results.drop(all_[0], all_[-1])._asdict()
-            for head, all_ in found.items()
-            if len(levels) > 1 and all_[0] and all_[-1]
-        },
+        "iqm": estimates,
+        "drop": drops,
         "missing": missing,
     }
-
-
-def tabulate(found: dict[str, Any]) -> str:
-    """Write the results as Markdown."""
-    head = f"| head | {' | '.join(f'{name}, SNR {snr:.3g}' for name, snr in found['snr'].items())} | drop |"
-    rows = [head, "|---" * (len(found["snr"]) + 2) + "|"]
-    for head, scores in found["scores"].items():
-        texts = [
-            f"{results.Estimate(**found['iqm'][head][name])}, n = {len(one)}" if one else "none"
-            for name, one in scores.items()
-        ]
-        drop = str(results.Estimate(**found["drop"][head])) if head in found["drop"] else "none"
-        rows.append(f"| {' | '.join([results.NAMES[head], *texts, drop])} |")
-    fewest = min((len(one) for scores in found["scores"].values() for one in scores.values() if one), default=0)
-    notes = [
-        f"`{found['command']}`",
-        f"Runs: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
-        "Normalised score (0 random play, 1 oracle) of the evaluation at the end: interquartile mean over n seeds, in "
-        f"brackets its 95 % interval ({results.RESAMPLES:,} bootstrap resamples of the seeds of each cell). Drop: from "
-        "the level of least noise to that of most.",
-    ]
-    if fewest < 4:
-        notes.append("Of fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
-    if fewest < 10:
-        notes.append(
-            "Intervals of few seeds are too narrow: with 3, 5 and 10 seeds about 76, 89 and 93 % hold the truth."
-        )
-    missing = "\n".join(f"* missing: {cell}: {why}" for cell, why in found["missing"].items())
-    return "\n\n".join(["# Pooling heads over noise levels", *notes, "\n".join(rows), missing]).rstrip() + "\n"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -530,17 +501,19 @@ def main(argv: Sequence[str]) -> None:
         command = shlex.join(["python", "agents/compare.py", *argv])
         recorded = claim(args.out, words, command, args.draw_only)
         cells = plan(args)
-        failed = [] if args.draw_only else run_all(cells, args, recorded)
-        if args.draw_only and not any([check_finished(cell, recorded) or cell.run() for cell in cells]):
+        missing = [cell for cell in cells if not check_finished(cell, recorded)]
+        if args.draw_only and not any(cell.run() for cell in cells):
             raise ValueError(f"out={args.out}: holds none of these runs")
+        failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
         draw(cells, args.out / "curves.png")
+        command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
         found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit("stopped; go on with the same command") from None
     runs.write_summary(args.out / "results.json", found)
-    runs.write_atomically(args.out / "table.md", tabulate(found))
+    runs.write_atomically(args.out / "table.md", results.tabulate(found))
     print(f"see curves.png, table.md and results.json in {args.out}")
     if failed:
         lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]

@@ -73,6 +73,39 @@ def _estimate(value: float, samples: np.ndarray, seeds: int) -> Estimate:
     return Estimate(value, float(low), float(high))
 
 
+def tabulate(found: dict[str, Any]) -> str:
+    """Write results, as agents/compare.py gathers them, in Markdown: a row for each head, a column for each level."""
+    columns = ["head", *(f"{name}, SNR {snr:.3g}" for name, snr in found["snr"].items()), "drop"]
+    rows = [columns, ["---"] * len(columns)]
+    for head, scores in found["scores"].items():
+        texts = [
+            f"{Estimate(**found['iqm'][head][name])}, n = {len(one)}" if one else "none" for name, one in scores.items()
+        ]
+        drop = str(Estimate(**found["drop"][head])) if head in found["drop"] else "none"
+        rows.append([NAMES[head], *texts, drop])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    missing = "\n".join(f"* missing: {cell}: {why}" for cell, why in found["missing"].items())
+    return "\n\n".join(["# Pooling heads over noise levels", *_notes(found), table, missing]).rstrip() + "\n"
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    fewest = min((len(one) for scores in found["scores"].values() for one in scores.values() if one), default=0)
+    notes = [
+        f"`{found['command']}`",
+        f"Runs: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
+        "Normalised score (0 random play, 1 oracle) of the evaluation at the end: interquartile mean over n seeds, in "
+        f"brackets its 95 % interval ({RESAMPLES:,} bootstrap resamples of the seeds of each cell). Drop: from the "
+        "level of least noise to that of most.",
+    ]
+    if fewest < 4:
+        notes.append("Of fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
+    if fewest < 10:
+        notes.append(
+            "Intervals of few seeds are too narrow: of 3, 5 and 10 seeds about 76, 89 and 93 % hold the truth."
+        )
+    return notes
+
+
 def mean_curve(runs: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Average the training returns of n runs.
 
