@@ -1,0 +1,525 @@
+"""Compare pooling heads over seeds and noise levels: runs what is missing, then draws the curves and the table.
+
+    python agents/compare.py                                   # SimpleCentroid at the paper's four noise levels
+    python agents/compare.py --out results/tag --env-ids noisy_envs/SimpleTag-1v3v0-v0 noisy_envs/SimpleTag-1v3v28-v0
+    python agents/compare.py --out results/noise --env-ids noisy_envs/SimpleCentroid-v0 --num-noise 0 28
+    python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --, words for every agent
+    python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
+    python agents/compare.py --draw-only                                          # of what is there
+
+A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
+starts only what is missing and resumes what was stopped. Ctrl-C loses nothing; a machine that dies loses the steps
+since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and macOS; the machines
+of a Ray cluster must see OUT and this checkout under the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import tyro
+
+from noisy_envs import ENVIRONMENTS, results, runs
+from noisy_envs.reference import reference_returns
+
+Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
+NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}  # each game's option that --num-noise sets
+OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
+RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
+
+
+@dataclass
+class Args:
+    """What to compare. Words after -- go to every agent."""
+
+    out: Path = Path("runs/compare")
+    """folder of all runs, the figure and the table"""
+    heads: tuple[Head, ...] = ("avgpool", "maxpool", "clstoken", "adapool")
+    """pooling heads; each is an agent, ppo_HEAD.py"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """seeds of the runs"""
+    env_ids: tuple[str, ...] = tuple(
+        f"noisy_envs/SimpleCentroid-{x}-v0" for x in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")
+    )
+    """environments of one game: its noise levels"""
+    num_noise: tuple[int, ...] = ()
+    """noise levels of a single environment, instead"""
+    jobs: int = 1
+    """runs at a time on this machine, without Ray"""
+    ray: bool = False
+    """whether to hand the runs to Ray"""
+    address: str | None = None
+    """Ray cluster to join, "auto" for the one that this machine is part of; else Ray is started here"""
+    cpus_per_run: float = 1
+    """CPUs that Ray keeps for a run"""
+    gpus_per_run: float = 0
+    """GPUs that Ray keeps for a run, 0.25 for four runs on each; with 0 a run sees none"""
+    draw_only: bool = False
+    """run nothing; make the figure and the table of what is there"""
+    agents_dir: Path = Path(__file__).parent
+    """where the agents' files are"""
+
+
+class Level(NamedTuple):
+    """An environment at a noise level."""
+
+    env_id: str
+    num_noise: int | None
+
+    @property
+    def name(self) -> str:
+        """Name it as a folder."""
+        return self.env_id.split("/")[-1] + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The game's options, beside the id's own."""
+        return {} if self.num_noise is None else {NOISE[ENVIRONMENTS[self.env_id][0]]: self.num_noise}
+
+    def snr(self) -> float:
+        """Signal's share of the tokens when an episode starts."""
+        env = gymnasium.make(self.env_id, **self.options)  # type: ignore[arg-type]
+        share: float = env.reset(seed=0)[1]["snr"]
+        env.close()
+        return share
+
+
+class Cell(NamedTuple):
+    """One run: where, which head, which seed."""
+
+    level: Level
+    head: str
+    seed: int
+    folder: Path
+
+    def __str__(self) -> str:
+        """Name it in messages."""
+        return f"{self.level.name} {self.head} seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File of what its agent prints."""
+        return self.folder / "log.txt"
+
+    def run(self) -> Path | None:
+        """Return the folder of its run: the finished one, else the last one that can be resumed, else None.
+
+        Raises:
+            ValueError: if two are finished.
+        """
+        finished = sorted(self.folder.glob("*/summary.json"))
+        if len(finished) > 1:
+            raise ValueError(f"{self.folder}: two runs are finished, {finished[0].parent.name} and others; keep one")
+        begun = sorted(self.folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
+        return next((path.parent for path in [*finished, *reversed(begun)]), None)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the summary of its finished run, or None."""
+        path = (self.run() or self.folder) / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+
+class Outcome(NamedTuple):
+    """How a cell went: `problem` is empty if all is well."""
+
+    cell: Cell
+    problem: str
+    seconds: float
+
+
+@dataclass
+class Stop:
+    """How often the user asked to stop."""
+
+    times: int = 0
+
+
+def settings(words: Sequence[str]) -> dict[str, str]:
+    """Read words as settings of an agent: `--a-b 1 --no-c` is a_b="1", c="False".
+
+    Raises:
+        ValueError: a word that belongs to no setting, or one that each cell decides itself.
+    """
+    found: dict[str, str] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word.removeprefix("--").partition("=")
+            name, value = flag.replace("-", "_"), value or "True"
+            if name.startswith("no_"):
+                name, value = name.removeprefix("no_"), "False"
+            found[name] = value
+        elif name is None:
+            raise ValueError(f"{word!r} after --: must follow a setting of the agents, such as --total-timesteps")
+        else:
+            found[name] = word
+    for name in OURS:
+        if name in found:
+            raise ValueError(f"--{name.replace('_', '-')} after --: must be left to this program's own options")
+    return found
+
+
+def agrees(asked: str, recorded: Any) -> bool:
+    """Tell whether a word means the value that a summary holds, where null stands for infinity too."""
+    if isinstance(recorded, (int, float)) and not isinstance(recorded, bool):
+        with contextlib.suppress(ValueError):
+            return float(asked) == recorded
+    return asked in ("None", "inf") if recorded is None else asked == str(recorded)
+
+
+def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
+    """Return our settings and the words for the agents.
+
+    Raises:
+        ValueError: naming the setting, its value and what is allowed.
+    """
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    args, words = tyro.cli(Args, args=argv[:end], description=__doc__), list(argv[end + 1 :])
+    settings(words)
+    check(args)
+    return args, words
+
+
+def check(args: Args) -> None:
+    """Raise ValueError, naming the setting, its value and what is allowed."""
+    for name in ("heads", "seeds", "env_ids"):
+        if not getattr(args, name):
+            raise ValueError(f"{name}: must be at least one")
+    for env_id in args.env_ids:
+        if env_id not in ENVIRONMENTS:
+            raise ValueError(f"env_ids={env_id!r}: must be of {', '.join(ENVIRONMENTS)}")
+    games = {ENVIRONMENTS[env_id][0] for env_id in args.env_ids}
+    if len(games) > 1:
+        raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
+    if args.num_noise and (len(args.env_ids) > 1 or not games <= NOISE.keys()):
+        raise ValueError(f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(NOISE)}")
+    check_numbers(args)
+    if args.address is not None and not args.ray:
+        raise ValueError(f"address={args.address!r}: must come with --ray")
+    if args.ray and find_spec("ray") is None:
+        raise ValueError("ray: must be installed first, with: pip install noisy-envs[ray]")
+    for head in args.heads:
+        if not (args.agents_dir / f"ppo_{head}.py").is_file():
+            raise ValueError(f"heads={head!r}: there is no {args.agents_dir / f'ppo_{head}.py'}")
+
+
+def check_numbers(args: Args) -> None:
+    """Raise ValueError, naming the number and what is allowed."""
+    for name, least in (("seeds", 0), ("num_noise", 0), ("jobs", 1), ("gpus_per_run", 0), ("cpus_per_run", 0)):
+        value = getattr(args, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not least <= number < math.inf:  # NaN fails too
+                raise ValueError(f"{name}={number}: must be from {least}")
+            if number > 1 and number % 1:
+                raise ValueError(f"{name}={number}: must be whole above 1")
+
+
+def plan(args: Args) -> list[Cell]:
+    """Return all cells, noise levels in order of falling signal, each with its heads in order, and their seeds."""
+    levels = [Level(env_id, noise) for env_id in dict.fromkeys(args.env_ids) for noise in args.num_noise or (None,)]
+    levels = sorted(dict.fromkeys(levels), key=Level.snr, reverse=True)
+    out = args.out.resolve()
+    return [
+        Cell(level, head, seed, out / level.name / head / f"seed-{seed}")
+        for level in levels
+        for head in dict.fromkeys(args.heads)
+        for seed in dict.fromkeys(args.seeds)
+    ]
+
+
+def claim(out: Path, words: list[str], command: str, draw_only: bool) -> list[str]:
+    """Record the words of a folder's first runs; later return those recorded.
+
+    Raises:
+        ValueError: if its runs had other words, naming them, or if there is nothing to draw.
+    """
+    path, begun = out / "command.json", any(path.is_dir() for path in out.glob("*/*/seed-*/*"))
+    if draw_only and not begun:
+        raise ValueError(f"out={out}: holds no runs")
+    if not begun or not path.exists():  # words that no agent took, mistyped perhaps, bind nobody
+        out.mkdir(parents=True, exist_ok=True)
+        runs.write_summary(path, {"command": command, "words": words, "commit": runs.commit()})
+    recorded: list[str] = json.loads(path.read_text())["words"]
+    there, asked = settings(recorded), settings(words)
+    names = [name for name in {**there, **asked} if there.get(name) != asked.get(name)]
+    if names and (words or not draw_only):
+        differ = ", ".join(
+            f"{name} {asked.get(name, 'by default')} (there {there.get(name, 'by default')})" for name in names
+        )
+        raise ValueError(
+            f"out={out}: holds runs of other words: {differ}; give `-- {shlex.join(recorded)}` or another --out"
+        )
+    return recorded
+
+
+def check_finished(cell: Cell, words: list[str]) -> bool:
+    """Tell whether a cell is done.
+
+    Raises:
+        ValueError: if its run was one of other settings, naming them.
+    """
+    summary = cell.summary()
+    if summary is None:
+        return False
+    recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
+    asked = {**settings(words), "env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
+    asked["num_noise"] = str(cell.level.num_noise)
+    for name, value in asked.items():
+        if name in recorded and not agrees(value, recorded[name]):
+            raise ValueError(f"{cell.folder}: its run has {name}={recorded[name]}, {value} is asked; use another --out")
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, stop: Stop) -> Iterator[int | None]:
+    """Hold the lock of a file and yield its descriptor, or None if the user stops the waiting for it.
+
+    An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run.
+    """
+    with path.open("w") as file:
+        taken = False
+        while not taken and not stop.times:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken = True
+            except BlockingIOError:
+                time.sleep(0.2)
+        yield file.fileno() if taken else None
+
+
+def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outcome:
+    """Run a cell's agent, or resume it, and again if a signal kills it."""
+    start = time.perf_counter()
+
+    def outcome(problem: str) -> Outcome:
+        return Outcome(cell, problem, time.perf_counter() - start)
+
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    with locked(cell.folder / "lock", stop) as lock:
+        code, attempts = -1, 0
+        # an agent that held the lock may have made the summary in the meantime
+        while lock is not None and code < 0 and attempts <= RETRIES and not stop.times and cell.summary() is None:
+            code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
+    if cell.summary() is not None:
+        return outcome("")
+    if stop.times:
+        return outcome("stopped")
+    last = cell.log.read_text(errors="replace").splitlines()[-1]  # an agent's error is one line
+    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {last}")
+
+
+def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
+    """Return the command that starts or resumes a cell's run."""
+    command, run = [sys.executable, str(agents_dir / f"ppo_{cell.head}.py")], cell.run()
+    if run is not None:
+        return [*command, "--resume", str(run)]
+    noise = [] if cell.level.num_noise is None else ["--num-noise", str(cell.level.num_noise)]
+    command += ["--env-id", cell.level.env_id, *noise, "--seed", str(cell.seed)]
+    return [*command, "--run-dir", str(cell.folder), "--no-gif", *words]
+
+
+def launch(command: list[str], log: Path, lock: int, stop: Stop) -> int:
+    """Run a command, what it prints going to the log, and return its exit status, −s if signal s ended it.
+
+    Ctrl-C here, or Ray's cancelling, is handed on once each time: at the first an agent saves and ends, at a second
+    it just ends. In a session of its own it does not hear the terminal's, which would make two of one.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and children inherit that
+    with log.open("ab") as file:
+        file.write(f"$ {shlex.join(command)}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, pass_fds=(lock,), start_new_session=True
+        )
+    told = 0
+    while True:
+        try:
+            while told < stop.times:
+                process.send_signal(signal.SIGINT)
+                told += 1
+            return process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+        except KeyboardInterrupt:  # Ray's cancelling
+            stop.times += 1
+
+
+def run_here(cells: list[Cell], words: list[str], args: Args, report: Callable[[Outcome], None]) -> bool:
+    """Run cells on this machine, `args.jobs` at a time, and tell whether the user stopped it."""
+    stop = Stop()
+    with futures.ThreadPoolExecutor(args.jobs) as pool:
+        pending = {pool.submit(run_cell, cell, words, args.agents_dir, stop) for cell in cells}
+        while pending:
+            try:
+                done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
+                for future in done:
+                    report(future.result())
+            except KeyboardInterrupt:
+                stop.times += 1
+                print("stopping; the runs save (once more: they do not)", flush=True)
+    return stop.times > 0
+
+
+def run_on_ray(cells: list[Cell], words: list[str], args: Args, report: Callable[[Outcome], None]) -> bool:
+    """Run cells as Ray tasks, and tell whether the user stopped it.
+
+    The task of a worker that dies starts again elsewhere, and resumes the run.
+
+    Raises:
+        ValueError: if there is no cluster at the address, or too little of what a run needs.
+    """
+    import ray
+
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    dashboard = None if args.address else False
+    try:
+        ray.init(
+            args.address or "local", log_to_driver=False, include_dashboard=dashboard, runtime_env={"env_vars": path}
+        )
+    except ConnectionError as error:
+        raise ValueError(f"address={args.address!r}: must be that of a running Ray cluster: {error}") from None
+    for name, asked in (("CPU", args.cpus_per_run), ("GPU", args.gpus_per_run)):
+        there = ray.cluster_resources().get(name, 0)
+        if asked > there:  # Ray would wait for ever, and say nothing
+            raise ValueError(f"{name.lower()}s_per_run={asked}: must be at most {there:g}, which Ray has")
+    task = ray.remote(num_cpus=args.cpus_per_run, num_gpus=args.gpus_per_run, max_retries=RETRIES)(run_cell)
+    cell_of = {task.remote(cell, words, args.agents_dir.resolve(), Stop()): cell for cell in cells}
+    pending, stopped = list(cell_of), False
+    while pending:
+        try:
+            (done, *_), pending = ray.wait(pending)
+            try:
+                report(ray.get(done))
+            except ray.exceptions.RayError as error:
+                report(Outcome(cell_of[done], "stopped" if stopped else str(error).splitlines()[-1], 0.0))
+        except KeyboardInterrupt:
+            print("stopping; the runs save (once more: they do not)", flush=True)
+            stopped = True
+            for ref in pending:
+                ray.cancel(ref)
+    ray.shutdown()
+    return stopped
+
+
+def run_missing(missing: list[Cell], total: int, words: list[str], args: Args) -> list[Outcome]:
+    """Run cells, a line of progress for each, and return those that failed.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once the agents have ended.
+    """
+    finished = total - len(missing)
+    failed: list[Outcome] = []
+    print(f"{total} runs, {finished} of them done before", flush=True)
+
+    def report(outcome: Outcome) -> None:
+        nonlocal finished
+        finished += not outcome.problem
+        told = f"FAILED, {outcome.problem}" if outcome.problem else f"score {score(outcome.cell.summary()):.3f}"
+        if outcome.problem != "stopped":
+            print(f"[{finished}/{total}] {outcome.cell}: {told}, {outcome.seconds:.0f} s", flush=True)
+        if outcome.problem:
+            failed.append(outcome)
+
+    if missing and (run_on_ray if args.ray else run_here)(missing, words, args, report):
+        raise KeyboardInterrupt
+    return failed
+
+
+def score(summary: dict[str, Any] | None) -> float:
+    """Return the normalised score of a summary; NaN stands for null, and for no summary."""
+    return math.nan if summary is None or summary["score"] is None else float(summary["score"])
+
+
+def draw(cells: list[Cell], path: Path) -> None:
+    """Draw the learning curves, of unfinished runs too."""
+    panels = []
+    for level in dict.fromkeys(cell.level for cell in cells):
+        curves: dict[str, list[results.Rows]] = {}
+        for cell in cells:
+            metrics = (cell.run() or cell.folder) / "metrics.csv"
+            if cell.level == level and metrics.is_file():
+                curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
+        title = f"{level.name}\nSNR {level.snr():.3g}"
+        panels.append(results.Panel(title, *reference_returns(level.env_id, level.options), curves))
+    results.plot_panels(path, panels)
+
+
+def gather(cells: list[Cell]) -> dict[str, Any]:
+    """Sum up what is there: scores and their estimates by head and level, drops by head, missing runs, versions."""
+    levels = list(dict.fromkeys(cell.level for cell in cells))
+    scores: dict[str, dict[str, dict[int, float]]] = {cell.head: {level.name: {} for level in levels} for cell in cells}
+    missing: dict[str, str] = {}
+    versions: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        summary = cell.summary()
+        for name, version in (summary["versions"] if summary else {}).items():
+            versions.setdefault(name, {})[version] = None
+        if math.isfinite(score(summary)):
+            scores[cell.head][cell.level.name][cell.seed] = score(summary)
+        elif summary is not None:
+            missing[str(cell)] = "its score is NaN"
+        else:
+            missing[str(cell)] = f"not finished, see {cell.log}" if cell.log.exists() else "not run yet"
+    estimates: dict[str, dict[str, Any]] = {}
+    drops: dict[str, Any] = {}
+    for head, by_level in scores.items():
+        found = {name: list(one.values()) for name, one in by_level.items() if one}
+        estimates[head] = {name: results.estimate(one)._asdict() for name, one in found.items()}
+        least, most = levels[0].name, levels[-1].name
+        if least != most and least in found and most in found:
+            drops[head] = results.drop(found[least], found[most])._asdict()
+    return {
+        "versions": {name: ", ".join(texts) for name, texts in versions.items()},
+        "snr": {level.name: level.snr() for level in levels},
+        "scores": scores,
+        "iqm": estimates,
+        "drop": drops,
+        "missing": missing,
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing, draw, and end with exit status 1 if a run failed."""
+    try:
+        args, words = parse(argv)
+        command = shlex.join(["python", "agents/compare.py", *argv])
+        recorded = claim(args.out, words, command, args.draw_only)
+        cells = plan(args)
+        missing = [cell for cell in cells if not check_finished(cell, recorded)]
+        if args.draw_only and not any(cell.run() for cell in cells):
+            raise ValueError(f"out={args.out}: holds none of these runs")
+        failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
+        draw(cells, args.out / "curves.png")
+        command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
+        found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; go on with the same command") from None
+    runs.write_summary(args.out / "results.json", found)
+    runs.write_atomically(args.out / "table.md", results.tabulate(found))
+    print(f"see curves.png, table.md and results.json in {args.out}")
+    if failed:
+        lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
+        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed:", *lines]))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a machine that shuts down is a Ctrl-C too
+    main(sys.argv[1:])
