@@ -7,7 +7,8 @@ The peer is what one writes without this package: 64 worlds of MPE2's simple_tag
 own `nn.TransformerEncoder` with mean pooling, PPO in the manner of CleanRL. Ours is the agent's file, run as anybody
 runs it, on the same game: one predator learns, three prey act at random, 28 obstacles collide with nothing. Batch,
 minibatch, epochs, sizes of the network, dropout and threads are the same on both sides, and the KL penalty is off.
-Differences: torch's attention has biases, AdaPool has weights, MPE2 starts its episodes in a smaller square.
+Differences: torch's attention has biases, a pooling head may have weights, MPE2 draws other starts. That the rules are
+the same is shown by tests/test_mpe2_parity.py, that the tokens are by a check before each measurement here.
 
 Timed are whole iterations, rollout and update, after warm-up; not the start of the process or its evaluation.
 `B` worlds, `T` steps, `N` tokens, `H` width of an embedding.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -377,14 +379,16 @@ class Measured(NamedTuple):
     ours: dict[str, Side]
     seconds: list[dict[str, float]]  # of the peer's timed iterations, by part
     losses: list[list[float]]  # of the peer's iterations, warm-up included, an epoch each
+    loads: list[float]  # average of waiting processes in the minute before each round: ours is one
 
 
 def measure(args: argparse.Namespace, peer: Peer) -> Measured:
     """Let both sides take turns."""
-    result = Measured(Side(sum(weight.numel() for weight in peer.network.parameters())), {}, [], [])
+    result = Measured(Side(sum(weight.numel() for weight in peer.network.parameters())), {}, [], [], [])
     for _ in range(args.warmup):
         result.losses.append(peer.iterate())
     for _ in range(args.rounds):
+        result.loads.append(os.getloadavg()[0])
         for _ in range(args.iterations):
             result.losses.append(peer.iterate())
             result.seconds.append(peer.seconds)
@@ -429,6 +433,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     peer = Peer(NETWORKS[args.network], args.dropout, args.dropout_everywhere, args.seed)
     check_tokens(peer.worlds)
+    measured_on = machine(args.threads)  # now: files may change during the run
     found = measure(args, peer)
     layers, _, hidden, _ = NETWORKS[args.network]
     places = "everywhere in torch's layer" if args.dropout_everywhere else "after the feed-forward block"
@@ -436,7 +441,8 @@ def main() -> None:
     print(
         f"\n`python benchmarks/train_speed.py {shlex.join(sys.argv[1:])}`: {ENV_ID}, {NUM_ENVS} worlds × {NUM_STEPS} "
         f"steps, {EPOCHS} epochs of one minibatch of {BATCH:,}, dropout {args.dropout} ({places} of the peer); medians "
-        f"(least to most) of {args.rounds} rounds of {args.iterations} iterations. {machine(args.threads)}."
+        f"(least to most) of {args.rounds} rounds of {args.iterations}. "
+        f"{measured_on}; load {spread(found.loads, 1)}."
     )
     print(f"The peer's time: {shares(found.seconds)}.")
     print(f"{4 * hidden * layers:,} of the peer's parameters are biases of its attention, which ours lacks.")
