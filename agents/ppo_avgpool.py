@@ -220,10 +220,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Tensor | None, kept: Tensor | None) -> Tensor:
-        """Embed tokens (R, N, H) under a mask (R, N) to (R, N, H); dropout keeps the numbers `kept` (R, N, H)."""
-        if self.narrow:  # heads of one number each
-            weight = self.query_key_value.weight
-            mixed = narrow_attention(self.norm_attention(x), weight, mask, self.scale)
+        """Embed tokens (R, N, H) under a mask (R, N) to (R, N, H); dropout keeps the numbers `kept` (R, N, H).
+
+        With narrow heads on a CPU, N comes before R in all of them.
+        """
+        if self.narrow:
+            normed, weight = self.norm_attention(x), self.query_key_value.weight
+            mixed = narrow_attention(normed, weight, mask, self.scale, axis=1 if x.is_cuda else 0)
         else:
             query, key, value = self.project(x)
             allowed = None if mask is None else mask[:, None, None]
@@ -328,17 +331,24 @@ class Agent(nn.Module):
                 nn.init.zeros_(weight)
         self.pool = make_pool(args, spec.query, torch.Generator().manual_seed(args.seed))
         extended, _ = self.pool.extend(torch.zeros(1, spec.num_tokens, dim))
-        self.kept_shape = args.num_layers, args.minibatch_size, extended.shape[1], dim  # of dropout in an update
+        self.tokens_first = self.blocks[0].narrow and args.device == "cpu"
+        rows = args.minibatch_size
+        shape = (extended.shape[1], rows) if self.tokens_first else (rows, extended.shape[1])
+        self.kept_shape = args.num_layers, *shape, dim  # of dropout in an update
 
     def encode(self, tokens: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Embed tokens (R, N, D): embeddings (R, N, H) and the mask of real ones (R, N), None if all are.
 
-        In updates dropout keeps the numbers `kept`, bool (layers, R, N, H). ClsToken makes N one larger.
+        In updates dropout keeps the numbers `kept`, bool (layers, R, N, H), or as the layers have it (see `Block`).
+        ClsToken makes N one larger.
         """
         x, mask = self.enter(tokens)
+        inner = mask
+        if self.tokens_first:
+            x, inner = x.transpose(0, 1).contiguous(), None if mask is None else mask.transpose(0, 1)
         for layer, block in enumerate(self.blocks):
-            x = block(x, mask, None if kept is None else kept[layer])
-        return x, mask
+            x = block(x, inner, None if kept is None else kept[layer])
+        return x.transpose(0, 1) if self.tokens_first else x, mask
 
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Project tokens (R, N, D) to what the first layer takes, and tell which are real."""
@@ -530,6 +540,7 @@ def collect(
     return play, Samples(*(x.flatten(0, 1) for x in samples)), torch.stack([x.float() for x in seen])
 
 
+CPU_CHUNK = 1024  # samples
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 
 
@@ -550,12 +561,22 @@ def ppo_loss(agent: Agent, samples: Samples, kept: Tensor | None, args: Args, kl
 def gradient(
     loss_of: Callable[..., tuple[Tensor, Tensor]], agent: Agent, samples: Samples, kept: Tensor | None, kl_coef: Tensor
 ) -> Tensor:
-    """Leave the gradient of the loss in the weights' `grad`, and return the parts of the loss."""
+    """Leave the gradient of the loss in the weights' `grad`, and return the parts of the loss.
+
+    A CPU takes as many samples at a time as its caches hold.
+    """
     for weight in agent.parameters():
         weight.grad = None
-    loss, parts = loss_of(samples, kept, kl_coef)
-    loss.backward()
-    return parts
+    size = len(samples.gains)
+    some = size if samples.gains.is_cuda else max(i for i in range(1, min(size, CPU_CHUNK) + 1) if size % i == 0)
+    pieces = zip(*(x.split(some) for x in samples), strict=True)
+    masks = [None] * (size // some) if kept is None else kept.split(some, dim=2 if agent.tokens_first else 1)
+    total = torch.zeros(len(LOSSES), device=samples.gains.device)
+    for piece, mask in zip(pieces, masks, strict=True):
+        loss, parts = loss_of(Samples(*piece), mask, kl_coef)
+        (loss * (some / size)).backward()
+        total += parts * (some / size)
+    return total
 
 
 def average(x: Tensor) -> Tensor:
@@ -844,6 +865,13 @@ def num_learners(args: Args) -> int:
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def plain_agent(args: Args, envs: Any, weights: dict[str, Tensor]) -> Agent:
+    """Return an agent that is not to be compiled, with given weights."""
+    agent = Agent(dataclasses.replace(args, compile=False), envs.token_spec, envs.single_action_space)
+    agent.load_state_dict(weights)
+    return agent.to(args.device).requires_grad_(False)
+
+
 class Trainer:
     """A run: what learns, what it plays, and what must be saved so that it can go on exactly."""
 
@@ -1046,6 +1074,7 @@ class Trainer:
     def finish(self, rows: list[dict[str, float]]) -> dict[str, Any]:
         """Evaluate, draw and sum up."""
         args, start = self.args, time.perf_counter()
+        agent = plain_agent(args, self.envs, self.agent.state_dict())
         random, oracle = self.references
         runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
         summary = {
@@ -1054,7 +1083,7 @@ class Trainer:
             "agent": Path(__file__).stem,
             "seed": args.seed,
             "steps": self.step,
-            **score(evaluate(self.agent, args, args.eval_episodes), self.references, args.seed),
+            **score(evaluate(agent, args, args.eval_episodes), self.references, args.seed),
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in self.agent.parameters()),
             "train_seconds": self.seconds,
@@ -1067,7 +1096,7 @@ class Trainer:
         if self.tracker is not None:
             self.tracker.summarize({name: summary[name] for name in ("score", "return", "score_95", "return_95")})
         if args.gif:  # last: an error in drawing must not cost the result
-            runs.write_gif(self.folder / "episode.gif", film(self.agent, args), fps=10)
+            runs.write_gif(self.folder / "episode.gif", film(agent, args), fps=10)
         return summary
 
     def close(self) -> None:
@@ -1111,14 +1140,13 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
     for path in args.evaluate:
-        saved = dataclasses.replace(load_args(path), **asked, compile=False)
+        saved = dataclasses.replace(load_args(path), **asked)
         weights = runs.load_checkpoint(checkpoint_path(path))["agent"]
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
             here = dataclasses.replace(saved, num_noise=noise)
             envs, _ = make_envs(here, 1, "evaluate")
-            agent = Agent(here, envs.token_spec, envs.single_action_space).to(here.device)
-            agent.load_state_dict(weights)
+            agent = plain_agent(here, envs, weights)
             found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
             told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
             rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})

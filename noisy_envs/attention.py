@@ -19,27 +19,28 @@ from torch import Tensor
 LOG2_E = math.log2(math.e)  # exp2 is one instruction on a GPU
 
 
-def narrow_attention(tokens: Tensor, query_key_value: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def narrow_attention(
+    tokens: Tensor, query_key_value: Tensor, mask: Tensor | None = None, scale: float = 1.0, axis: int = 1
+) -> Tensor:
     """Attend with H heads of width 1: softmax_j(scale · q_i k_j) v_j, summed over tokens j.
 
     Args:
-        tokens: (B, N, H).
+        tokens: (B, N, H), or (N, B, H) with `axis` 0, which suits a CPU: it works on sets side by side, and so finds
+            the numbers of neighbouring sets next to each other.
         query_key_value: (3H, H), rows of W_Q, W_K and W_V.
-        mask: (B, N) bool, True where a token may be attended to; a set without any gives zeros.
+        mask: bool, as tokens without H, True where one may be attended to; a set without any gives zeros.
         scale: of the scores.
+        axis: of the tokens in a set.
 
     Returns:
-        (B, N, H), without an output projection.
+        As tokens, without an output projection.
     """
-    if tokens.is_cuda:
+    if axis == 1:
         heads = torch.nn.functional.linear(tokens, query_key_value).chunk(3, dim=-1)
-        mixed: Tensor = _Attention.apply(*heads, mask, scale, 1)
-        return mixed
-    # A CPU works on sets side by side: tokens first, so that neighbouring numbers belong to neighbouring sets.
-    tokens, mask = tokens.transpose(0, 1), None if mask is None else mask.transpose(0, 1)
-    first = (torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))
-    mixed = _Attention.apply(*first, mask, scale, 0)
-    return mixed.transpose(0, 1)
+    else:  # three products, so that each result is in one piece
+        heads = tuple(torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))
+    mixed: Tensor = _Attention.apply(*heads, mask, scale, axis)
+    return mixed
 
 
 class _Attention(torch.autograd.Function):
