@@ -445,21 +445,20 @@ class Batch(NamedTuple):
     lengths: Tensor
 
 
-def play_step(policy: Callable[..., Any], agent: Agent, envs: Any, play: Play, noise: Tensor) -> tuple[Play, Batch]:
+def play_step(
+    policy: Callable[..., Any], agent: Agent, pure_step: Callable[..., Any], play: Play, noise: Tensor
+) -> tuple[Play, Batch]:
     """Let the learners act once, by noise (R, A): a pure function of tensors, which a GPU runs without the host."""
     parameters, values = policy(play.tokens)
     actions = agent.sample(parameters, noise)
-    worlds, outcome = envs.pure_step(play.worlds, actions.reshape(envs.action_space.shape))
-    shape, learners = play.tokens.shape, len(play.tokens) // envs.num_envs
-    rewards = outcome.reward.reshape(-1)
-    terminated, truncated = (
-        x.repeat_interleave(learners) if learners > 1 else x for x in (outcome.terminated, outcome.truncated)
-    )
-    returns, lengths, going_on = play.returns + rewards, play.lengths + 1, ~(terminated | truncated)
-    final_tokens = outcome.final_tokens.reshape(shape)
-    seen = (final_tokens, terminated, truncated, returns, lengths)
-    batch = Batch(play.tokens, actions, parameters, values, rewards, *seen)
-    return Play(worlds, outcome.tokens.reshape(shape), returns * going_on, lengths * going_on), batch
+    worlds, outcome = pure_step(play.worlds, actions)
+    returns, lengths = play.returns + outcome.reward, play.lengths + 1
+    going_on = ~(outcome.terminated | outcome.truncated)
+    batch = Batch(
+        play.tokens, actions, parameters, values,
+        outcome.reward, outcome.final_tokens, outcome.terminated, outcome.truncated, returns, lengths,
+    )  # fmt: skip
+    return Play(worlds, outcome.tokens, returns * going_on, lengths * going_on), batch
 
 
 def rollout(step: Callable[..., Any], play: Play, noise: Tensor) -> tuple[Play, Batch]:
@@ -907,7 +906,7 @@ class Trainer:
 
     def _prepare(self, args: Args) -> None:
         """Bind the functions of an iteration to this run; compile and record them, if that is asked for."""
-        agent, envs = self.agent, self.envs
+        agent, pure_step = self.agent, self.envs.pure_step
         on_gpu = torch.device(args.device).type == "cuda"
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -917,7 +916,7 @@ class Trainer:
             return agent(tokens)
 
         def step(play: Play, noise: Tensor) -> Any:
-            return play_step(policy if on_gpu else compiled_policy, agent, envs, play, noise)
+            return play_step(policy if on_gpu else compiled_policy, agent, pure_step, play, noise)
 
         def loss_of(samples: Samples, kept: Tensor | None, kl_coef: Tensor) -> tuple[Tensor, Tensor]:
             return ppo_loss(agent, samples, kept, args, kl_coef)

@@ -34,7 +34,7 @@ def test_pure_step_is_the_same_step(env_id, options, backend):
         if backend == "torch":
             actions = torch.from_numpy(actions)
         tokens, reward, terminated, truncated, info = stepped.step(actions)
-        worlds, outcome = pure.pure_step(worlds, actions)
+        worlds, outcome = pure.pure_step(worlds, actions.reshape(-1, *stepped.single_action_space.shape))
         np.testing.assert_array_equal(as_numpy(outcome.tokens), as_numpy(tokens))
         np.testing.assert_array_equal(as_numpy(outcome.reward), as_numpy(reward))
         np.testing.assert_array_equal(as_numpy(outcome.terminated), as_numpy(terminated))

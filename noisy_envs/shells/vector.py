@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -19,60 +19,17 @@ from noisy_envs.options import build, check_choice, check_count, check_flag
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 from noisy_envs.registry import CORES
 from noisy_envs.shells.common import (
-    Casting,
     action_space,
     casting,
     check_episode,
     check_seed,
     check_start,
     driven,
-    follow,
     fresh_seed,
     observation_box,
 )
+from noisy_envs.shells.pure import Outcome, Worlds, judge, on_gpu, play, pure_step
 from noisy_envs.tokens import TokenSpec
-
-
-def play(
-    core: Core, learners: slice, cast: Casting, state: Any, key: Array, clock: Array, action: Array
-) -> tuple[Any, Array, Array, Array]:
-    """Play one step of all worlds, a pure function that `torch.compile` takes whole.
-
-    Args:
-        core: the game.
-        learners: the n agents that are driven, and `cast`, who acts how.
-        cast: see `noisy_envs.shells.common.casting`.
-        state: of `B` worlds.
-        key: (B, 2) keys of the episodes.
-        clock: (B,) int64 steps played so far.
-        action: (B, n, ...) of the learners.
-
-    Returns:
-        State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
-    """
-    chance = core.chance(uniforms(key, clock + 1, core.step_draws))
-    state = core.transition(state, follow(core, cast, state, action, chance), chance)
-    return state, clock + 1, core.observe(state, learners), core.reward(state, learners)
-
-
-class Worlds(NamedTuple):
-    """`B` worlds in play: all that a step changes, as arrays of one library and device."""
-
-    state: Any  # the core's
-    clock: Array  # (B,) int64, steps played of the episode
-    seed: Array  # (B,) int64, as is the next
-    number: Array  # (B,) of the episode
-    key: Array  # (B, 2) which follows from the two
-
-
-class Outcome(NamedTuple):
-    """What a step with auto-reset gives; with an agent axis (B, n, ...) for tokens and reward."""
-
-    tokens: Array  # (B, N, D) after it, of the next episode where one ended
-    final_tokens: Array  # (B, N, D) before any reset: what an episode that ended showed last
-    reward: Array  # (B,)
-    terminated: Array  # (B,) bool
-    truncated: Array  # (B,) bool
 
 
 class TokenVectorEnv(VectorEnv[Any, Any, Any]):
@@ -234,7 +191,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if ended is not None:
             tokens = self._restart(ended, tokens)
             reward = put_rows(reward, self._array(ended), 0.0)
-        terminated, truncated = self._judge(self._state, self._clock)
+        terminated, truncated = judge(self.core, self.max_steps, self._time_limit, self._state, self._clock)
         if self.render_mode is not None:
             self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
         info: dict[str, Any] = {}
@@ -254,33 +211,16 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_playing()
         xp = namespace(self._clock)
-        if _on_gpu(self._clock):
+        if on_gpu(self._clock):
             self.core.prepare(self._clock)
         clock, key = (xp.asarray(x, copy=True) for x in (self._clock, self._key))
         seeds, numbers = (self._array(x) for x in self.episodes)
         return Worlds(self.state, clock, seeds, numbers, key)
 
-    def pure_step(self, worlds: Worlds, actions: Array) -> tuple[Worlds, Outcome]:
-        """Play actions as `step` in SAME_STEP mode does, but as a pure function: this environment stays as it is.
-
-        It checks nothing and, on a GPU, waits for nothing, so that `torch.compile` takes it whole and a CUDA graph
-        can record it, with a policy between the steps.
-        """
-        xp = namespace(worlds.clock)
-        inputs = worlds.state, worlds.key, worlds.clock, actions[:, None] if self._squeeze else actions
-        state, clock, tokens, reward = play(self.core, self.learners, self._cast, *inputs)
-        if self._squeeze:
-            tokens, reward = tokens[:, 0], reward[:, 0]
-        terminated, truncated = self._judge(state, clock)
-        ended = terminated | truncated
-        if _on_gpu(ended) or bool(xp.any(ended)):
-            number = worlds.number + xp.astype(ended, xp.int64)
-            worlds = Worlds(state, xp.where(ended, 0, clock), worlds.seed, number, episode_key(worlds.seed, number))
-            fresh = self.core.initial(uniforms(worlds.key, xp.zeros_like(clock), self.core.start_draws))
-            chosen = (_choose(ended, new, old) for new, old in zip(fresh, state, strict=True))
-            worlds = worlds._replace(state=type(state)._make(chosen))
-            return worlds, Outcome(_choose(ended, self._observe(fresh), tokens), tokens, reward, terminated, truncated)
-        return worlds._replace(state=state, clock=clock), Outcome(tokens, tokens, reward, terminated, truncated)
+    @property
+    def pure_step(self) -> Callable[[Worlds, Array], tuple[Worlds, Outcome]]:
+        """The step as a pure function of worlds and actions, see `noisy_envs.shells.pure.pure_step`."""
+        return partial(pure_step, self.core, self.learners, self._cast, self.max_steps, self._time_limit)
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Draw the first `render_envs` worlds: a tuple of images (H, W, 3) uint8."""
@@ -438,17 +378,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         over = self._clock >= self.max_steps
         return over | self.core.terminated(self._state) if self.core.terminates else over
 
-    def _judge(self, state: Any, clock: Array) -> tuple[Array, Array]:
-        """Tell which worlds are terminated, and which truncated, (B,) each."""
-        truncated = clock >= self.max_steps
-        if not self.core.terminates:
-            return namespace(clock).zeros_like(truncated), truncated
-        terminated = self.core.terminated(state)
-        truncated = truncated & ~terminated
-        if self._time_limit is not None:  # Gymnasium's TimeLimit, around a single world, sets both
-            truncated = truncated | (clock >= self._time_limit)
-        return terminated, truncated
-
     def _describe(self, state: Any, tokens: Array) -> dict[str, Array]:
         """Return what `info` tells of R worlds and what they show, (R, N, D) or (R, n, N, D).
 
@@ -553,13 +482,3 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_open()
         if self._state is None:
             raise RuntimeError("no episode has begun: call reset() first")
-
-
-def _choose(rows: Array, new: Array, old: Array) -> Array:
-    """Return `new` (B, ...) in `rows`, bool (B,), and `old` elsewhere."""
-    xp = namespace(rows)
-    return xp.where(xp.reshape(rows, (-1, *[1] * (old.ndim - 1))), new, old)
-
-
-def _on_gpu(array: Array) -> bool:
-    return getattr(array, "is_cuda", False)
