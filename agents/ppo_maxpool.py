@@ -912,7 +912,7 @@ class Trainer:
         on_gpu = torch.device(args.device).type == "cuda"
 
         # A GPU sums over so few tokens best without dividing them among threads.
-        options = {"unroll_reductions_threshold": 64} if on_gpu else None
+        options: Any = {"unroll_reductions_threshold": 64} if on_gpu else None
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, fullgraph=True, dynamic=False, options=options) if args.compile else function
