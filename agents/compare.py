@@ -35,11 +35,10 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import tyro
 
-from noisy_envs import ENVIRONMENTS, results, runs
+from noisy_envs import ENVIRONMENTS, registry, results, runs
 from noisy_envs.reference import reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
-NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}  # each game's option that --num-noise sets
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
 RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
@@ -90,7 +89,7 @@ class Level(NamedTuple):
     @property
     def options(self) -> dict[str, int]:
         """The game's options, beside the id's own."""
-        return {} if self.num_noise is None else {NOISE[ENVIRONMENTS[self.env_id][0]]: self.num_noise}
+        return {} if self.num_noise is None else {registry.NOISE[ENVIRONMENTS[self.env_id][0]]: self.num_noise}
 
     def snr(self) -> float:
         """Signal's share of the tokens when an episode starts."""
@@ -207,8 +206,8 @@ def check(args: Args) -> None:
     games = {ENVIRONMENTS[env_id][0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
-    if args.num_noise and (len(args.env_ids) > 1 or not games <= NOISE.keys()):
-        raise ValueError(f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(NOISE)}")
+    if args.num_noise and (len(args.env_ids) > 1 or not games <= registry.NOISE.keys()):
+        raise ValueError(f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}")
     check_numbers(args)
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: must come with --ray")

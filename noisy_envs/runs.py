@@ -35,7 +35,13 @@ def environment_seed(seed: int, purpose: str) -> int:
 
 
 def commit() -> str:
-    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout."""
+    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout.
+
+    The variable NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
+    """
+    told = os.environ.get("NOISY_ENVS_COMMIT")
+    if told:
+        return told
     folder = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -63,6 +69,7 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "gymnasium": gymnasium.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
 
 
