@@ -207,7 +207,9 @@ def check(args: Args) -> None:
     if len(games) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registry.NOISE.keys()):
-        raise ValueError(f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}")
+        raise ValueError(
+            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}"
+        )
     check_numbers(args)
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: must come with --ray")

@@ -953,7 +953,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint, of all processes together."""
-        own = {"generator": self.generator.get_state(), "play": to_tuples(self.play)}
+        own = {"generator": self.generator.get_state(), "play": runs.to_tuples(self.play)}
         parts: list[Any] = [own] * WORLD_SIZE
         if WORLD_SIZE > 1:
             dist.all_gather_object(parts, own)
@@ -978,7 +978,7 @@ class Trainer:
         self.agent.load_state_dict(content["agent"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.generator.set_state(own["generator"])
-        self.play = from_tuples(self.play, own["play"])
+        self.play = runs.from_tuples(self.play, own["play"])
         self.step, self.updates, self.seconds, self.kl_coef = content["progress"]
 
     def iterate(self) -> dict[str, float]:
@@ -1109,18 +1109,6 @@ class Trainer:
             self.lock.close()
 
 
-def to_tuples(play: Any) -> Any:
-    """Turn named tuples of tensors into plain ones, which a checkpoint may hold."""
-    return tuple(to_tuples(x) for x in play) if isinstance(play, tuple) else play.clone()
-
-
-def from_tuples(like: Any, saved: Any) -> Any:
-    """Turn plain tuples back into the named ones of `like`, on its device."""
-    if not isinstance(like, tuple):
-        return saved.to(like.device)
-    return type(like)(*(from_tuples(x, y) for x, y in zip(like, saved, strict=True)))
-
-
 def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
     """Sum up returns (E,): their mean and normalised score, with 95 % bootstrapped confidence intervals."""
     low, high = runs.bootstrap_interval(returns, seed)
@@ -1141,7 +1129,7 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     asked = {name: value for name, value in asked.items() if value != getattr(first, name) and name != "num_noise"}
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
-    for path in args.evaluate:
+    for path in dict.fromkeys(args.evaluate):
         saved = dataclasses.replace(load_args(path), **asked)
         weights = runs.load_checkpoint(checkpoint_path(path))["agent"]
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
@@ -1160,7 +1148,7 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
-        draw_matrix(folder / "matrix.png", rows, args)
+        runs.plot_scores(folder / "matrix.png", rows)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     return rows
 
@@ -1169,19 +1157,6 @@ def noise_of(args: Args) -> Any:
     """Return how many noise tokens there are, or None where the game has no such option."""
     option = registry.NOISE.get(ENVIRONMENTS[args.env_id][0])
     return None if option is None else getattr(game_of(args), option)
-
-
-def draw_matrix(path: Path, rows: list[dict[str, Any]], args: Args) -> None:
-    """Draw scores, a row for each run and a column for each noise in evaluation."""
-    shape = len(args.evaluate), len(args.num_noise)
-    lows, highs = (np.array([row["score_95"][side] for row in rows]).reshape(shape) for side in (0, 1))
-    values = np.array([row["score"] for row in rows]).reshape(shape)
-    names = [f"{row['trained']}, {checkpoint_path(Path(row['run'])).parent.name}" for row in rows[:: shape[1]]]
-    if len(names) == len({row["trained"] for row in rows}):
-        names = [str(row["trained"]) for row in rows[:: shape[1]]]
-    columns = [str(number) for number in args.num_noise]
-    title = f"normalised score, {rows[0]['env_id']}"
-    runs.plot_matrix(path, values, lows, highs, names, columns, title, "noise in training", "noise in evaluation")
 
 
 def train(args: Args) -> dict[str, Any]:

@@ -54,6 +54,27 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     _write_png(path, figure)
 
 
+def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw the scores of an evaluation, noise in training × noise in evaluation, as `plot_matrix` does.
+
+    Args:
+        path: of the PNG.
+        rows: results of each run in turn, at the same noises: `run`, `env_id`, `trained`, `evaluated` (noise tokens),
+            `score`, `score_95`.
+    """
+    names = list(dict.fromkeys(row["run"] for row in rows))
+    columns = [str(row["evaluated"]) for row in rows if row["run"] == names[0]]
+    shape = len(names), len(columns)
+    trained = {row["run"]: str(row["trained"]) for row in rows}
+    if len(set(trained.values())) < len(names):  # several of one noise: say which
+        trained = {name: f"{noise}, {Path(name).name}" for name, noise in trained.items()}
+    values = np.array([row["score"] for row in rows]).reshape(shape)
+    lows, highs = (np.array([row["score_95"][side] for row in rows]).reshape(shape) for side in (0, 1))
+    title = f"normalised score, {rows[0]['env_id']}"
+    labels = [trained[name] for name in names]
+    plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation")
+
+
 def plot_matrix(
     path: Path,
     values: Array,

@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 
 from noisy_envs.files import lock, new_folder, write_atomically  # noqa: F401  agents import this module alone
-from noisy_envs.pictures import check_video_path, plot_curve, plot_matrix, write_gif, write_video  # noqa: F401  too
+from noisy_envs.pictures import (  # noqa: F401  too
+    check_video_path,
+    plot_curve,
+    plot_matrix,
+    plot_scores,
+    write_gif,
+    write_video,
+)
 
 
 def environment_seed(seed: int, purpose: str) -> int:
@@ -234,6 +241,18 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_atomically(path, buffer.getvalue())
+
+
+def to_tuples(tensors: Any) -> Any:
+    """Turn named tuples of tensors into plain ones of copies, which a checkpoint may hold."""
+    return tuple(map(to_tuples, tensors)) if isinstance(tensors, tuple) else tensors.clone()
+
+
+def from_tuples(like: Any, saved: Any) -> Any:
+    """Turn plain tuples of tensors back into the named ones of `like`, on its device."""
+    if not isinstance(like, tuple):
+        return saved.to(like.device)
+    return type(like)(*map(from_tuples, like, saved))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
