@@ -721,7 +721,8 @@ def references(args: Args) -> References:
     """Return the returns of random play and of the oracle, or NaN where the learners play against each other."""
     if team(args) == "all" and ENVIRONMENTS[args.env_id][0] == "simple_tag":
         return References(math.nan, math.nan)
-    return reference_returns(args.env_id, env_options(args))
+    as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
+    return reference_returns(args.env_id, None if as_registered else env_options(args))
 
 
 def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
