@@ -150,7 +150,7 @@ class Stop:
 
 
 def settings(words: Sequence[str]) -> dict[str, str]:
-    """Read words as settings of an agent: `--a-b 1 --no-c` is a_b="1", c="False".
+    """Read words as settings of an agent: `--a-b 1 2 --no-c` is a_b="1 2", c="False".
 
     Raises:
         ValueError: a word that belongs to no setting, or one that each cell decides itself.
@@ -167,7 +167,7 @@ def settings(words: Sequence[str]) -> dict[str, str]:
         elif name is None:
             raise ValueError(f"{word!r} after --: must follow a setting of the agents, such as --total-timesteps")
         else:
-            found[name] = word
+            found[name] = word if found[name] == "True" else f"{found[name]} {word}"
     for name in OURS:
         if name in found:
             raise ValueError(f"--{name.replace('_', '-')} after --: must be left to this program's own options")
@@ -176,6 +176,8 @@ def settings(words: Sequence[str]) -> dict[str, str]:
 
 def agrees(asked: str, recorded: Any) -> bool:
     """Tell whether a word means the value that a summary holds, where null stands for infinity too."""
+    if isinstance(recorded, list):
+        return asked == " ".join(map(str, recorded))
     if isinstance(recorded, (int, float)) and not isinstance(recorded, bool):
         with contextlib.suppress(ValueError):
             return float(asked) == recorded
@@ -280,10 +282,12 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
         return False
     recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
     asked = {**settings(words), "env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
-    asked["num_noise"] = str(cell.level.num_noise)
+    asked["num_noise"] = "" if cell.level.num_noise is None else str(cell.level.num_noise)
     for name, value in asked.items():
         if name in recorded and not agrees(value, recorded[name]):
-            raise ValueError(f"{cell.folder}: its run has {name}={recorded[name]}, {value} is asked; use another --out")
+            raise ValueError(
+                f"{cell.folder}: its run has {name}={recorded[name]}, {value or 'none'} is asked; use another --out"
+            )
     return True
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ summary = {
     "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
     "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
     "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
-                 "num_noise": int(option["--num-noise"]) if "--num-noise" in option else None},
+                 "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
 }
 (folder / "summary.json").write_text(json.dumps(summary))
 """
@@ -221,7 +222,8 @@ def test_words_that_no_agent_took_bind_nobody(field):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("total_timesteps", 512), ("seed", 3), ("env_id", NOISY), ("num_noise", 4), ("agent", "ppo_x")]
+    ("name", "value"),
+    [("total_timesteps", 512), ("seed", 3), ("env_id", NOISY), ("num_noise", [4]), ("agent", "ppo_x")],
 )
 def test_a_run_of_other_settings_is_refused(field, name, value):
     field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
@@ -229,7 +231,7 @@ def test_a_run_of_other_settings_is_refused(field, name, value):
     summary = json.loads(path.read_text())
     (summary if name in summary else summary["settings"])[name] = value
     path.write_text(json.dumps(summary))
-    with pytest.raises(SystemExit, match=f"seed-1: its run has {name}={value}"):
+    with pytest.raises(SystemExit, match=re.escape(f"seed-1: its run has {name}={value}")):
         field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
 
 
