@@ -25,7 +25,7 @@ class Marked(NamedTuple):
 
 
 class MarkedSign:
-    """Is the value of the marked token positive? An episode's first action answers, its third and last step pays 1 or 0.
+    """Is the value of the marked token positive? The first action answers, the last of three steps pays.
 
     Only advantages that reach back two steps credit the answer. Which of the 8 tokens is marked is drawn: it is token
     0, AdaPool's query, once in 8 times; none is in the two steps of waiting.
