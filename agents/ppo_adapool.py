@@ -951,11 +951,27 @@ def num_learners(args: Args) -> int:
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def plain_agent(args: Args, envs: Any, weights: dict[str, Tensor]) -> Agent:
-    """Return an agent that is not to be compiled, with given weights."""
+def plain_agent(args: Args, envs: Any) -> Agent:
+    """Return an agent that is not to be compiled, nor to learn."""
     agent = Agent(dataclasses.replace(args, compile=False), envs.token_spec, envs.single_action_space)
-    agent.load_state_dict(weights)
     return agent.to(args.device).requires_grad_(False)
+
+
+def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
+    """Give an agent the weights of the checkpoint at `path`.
+
+    Raises:
+        ValueError: they are of another head, some of which have the same weights, or of another network.
+    """
+    own = type(agent.pool).__name__
+    head = content.get("head", own)  # older checkpoints do not tell
+    if head != own:
+        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's")
+    try:
+        agent.load_state_dict(content["agent"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} holds the weights of another network than these settings make: {reason}") from None
 
 
 class Trainer:
@@ -1049,6 +1065,7 @@ class Trainer:
             | {"resume": None},
             "versions": runs.versions(),
             "agent": self.agent.state_dict(),
+            "head": type(self.agent.pool).__name__,
             "optimizer": self.optimizer.state_dict(),
             "processes": parts,
             "progress": [self.step, self.updates, self.seconds, self.kl_coef],
@@ -1062,7 +1079,7 @@ class Trainer:
         if len(content["processes"]) != WORLD_SIZE:
             raise ValueError(f"{path} is of {len(content['processes'])} processes: must be resumed with as many")
         own = content["processes"][RANK]
-        self.agent.load_state_dict(content["agent"])
+        load_weights(self.agent, path, content)
         self.optimizer.load_state_dict(content["optimizer"])
         self.generator.set_state(own["generator"])
         self.play = from_tuples(self.play, own["play"])
@@ -1163,7 +1180,8 @@ class Trainer:
     def finish(self, rows: list[dict[str, float]]) -> dict[str, Any]:
         """Evaluate, draw and sum up."""
         args, start = self.args, time.perf_counter()
-        agent = plain_agent(args, self.envs, self.agent.state_dict())
+        agent = plain_agent(args, self.envs)
+        agent.load_state_dict(self.agent.state_dict())
         random, oracle = self.references
         runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
         summary = {
@@ -1230,12 +1248,13 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     rows = []
     for path in args.evaluate:
         saved = dataclasses.replace(load_args(path), **asked)
-        weights = runs.load_checkpoint(checkpoint_path(path))["agent"]
+        content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
             here = dataclasses.replace(saved, num_noise=noise)
             envs, _ = make_envs(here, 1, "evaluate")
-            agent = plain_agent(here, envs, weights)
+            agent = plain_agent(here, envs)
+            load_weights(agent, checkpoint_path(path), content)
             found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
             told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
             rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
