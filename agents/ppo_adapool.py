@@ -998,14 +998,19 @@ class Trainer:
                 name = f"{args.env_id.split('/')[-1]}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
                 self.folder = runs.new_folder(args.run_dir, name)
             self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
-        if args.resume is not None:
-            self.load(checkpoint_path(args.resume))
+        self.tracker: Any = None
+        try:
+            resumed = args.resume is not None
+            if args.resume is not None:
+                self.load(checkpoint_path(args.resume))
+            if args.track and RANK == 0:
+                project, name = args.wandb_project, self.folder.name
+                self.tracker = runs.start_tracking(project, name, vars(args), self.folder, resumed)
+        except (ValueError, OSError):
+            self.close()
+            raise
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.started_at, self.before = self.step, self.seconds
-        self.tracker: Any = None
-        if args.track and RANK == 0:
-            resumed = args.resume is not None
-            self.tracker = runs.start_tracking(args.wandb_project, self.folder.name, vars(args), self.folder, resumed)
 
     def _prepare(self, args: Args) -> None:
         """Bind the functions of an iteration to this run; compile and record them, if that is asked for."""
@@ -1240,34 +1245,42 @@ def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, An
 
 
 def evaluate_all(args: Args) -> list[dict[str, Any]]:
-    """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows."""
+    """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows.
+
+    Raises:
+        ValueError, OSError: before anything is played, naming a checkpoint or setting that does not fit.
+    """
     first = load_args(args.evaluate[0])
-    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(Args)}
-    asked = {name: value for name, value in asked.items() if value != getattr(first, name) and name != "num_noise"}
-    folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
-    rows = []
+    common = {"device", "threads", "eval_episodes"}  # for all checkpoints; what else is asked replaces their own
+    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(Args) if field.name != "num_noise"}
+    asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
+    players = []
     for path in args.evaluate:
         saved = dataclasses.replace(load_args(path), **asked)
         content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
             here = dataclasses.replace(saved, num_noise=noise)
-            envs, _ = make_envs(here, 1, "evaluate")
-            agent = plain_agent(here, envs)
+            check(here)
+            agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
             load_weights(agent, checkpoint_path(path), content)
-            found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
-            told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
-            rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
-            low, high = found["score_95"]
-            at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
-            print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
-            if args.record is not None and len(rows) == 1:
-                runs.write_video(args.record, film(agent, here), fps=10)
+            players.append((path, saved, here, agent))
+    folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
+    rows = []
+    for path, saved, here, agent in players:
+        found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
+        told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
+        rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
+        low, high = found["score_95"]
+        at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
+        print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
         draw_matrix(folder / "matrix.png", rows, args)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
+    if args.record is not None:  # last: an error in drawing must not cost the result
+        runs.write_video(args.record, film(players[0][3], players[0][2]), fps=10)
     return rows
 
 
@@ -1303,6 +1316,9 @@ def train(args: Args) -> dict[str, Any]:
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
+    except OSError as error:
+        hint = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
+        raise SystemExit(f"error: {error}; once that is mended, {hint}") from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:
@@ -1322,11 +1338,11 @@ def main(argv: Sequence[str]) -> Any:
     """Train, go on, or evaluate, as the settings say."""
     try:
         args = parse(argv)
+        torch.set_num_threads(args.threads)
+        if args.evaluate:
+            return evaluate_all(args)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    torch.set_num_threads(args.threads)
-    if args.evaluate:
-        return evaluate_all(args)
     if WORLD_SIZE > 1:
         if args.device == "cuda":
             args = dataclasses.replace(args, device=f"cuda:{os.environ['LOCAL_RANK']}")
