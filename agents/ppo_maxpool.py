@@ -780,7 +780,10 @@ def parse(argv: Sequence[str]) -> Args:
 
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
-    saved = runs.load_checkpoint(checkpoint_path(folder))["args"]
+    content: Any = runs.load_checkpoint(checkpoint_path(folder))
+    saved = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(saved, dict):
+        raise ValueError(f"{checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
