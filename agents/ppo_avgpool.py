@@ -779,7 +779,10 @@ def parse(argv: Sequence[str]) -> Args:
 
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
-    saved = runs.load_checkpoint(checkpoint_path(folder))["args"]
+    content: Any = runs.load_checkpoint(checkpoint_path(folder))
+    saved = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(saved, dict):
+        raise ValueError(f"{checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
@@ -865,11 +868,27 @@ def num_learners(args: Args) -> int:
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def plain_agent(args: Args, envs: Any, weights: dict[str, Tensor]) -> Agent:
-    """Return an agent that is not to be compiled, with given weights."""
+def plain_agent(args: Args, envs: Any) -> Agent:
+    """Return an agent that is not to be compiled, nor to learn."""
     agent = Agent(dataclasses.replace(args, compile=False), envs.token_spec, envs.single_action_space)
-    agent.load_state_dict(weights)
     return agent.to(args.device).requires_grad_(False)
+
+
+def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
+    """Give an agent the weights of the checkpoint at `path`.
+
+    Raises:
+        ValueError: they are of another head, some of which have the same weights, or of another network.
+    """
+    own = type(agent.pool).__name__
+    head = content.get("head", own)  # older checkpoints do not tell
+    if head != own:
+        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's")
+    try:
+        agent.load_state_dict(content["agent"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} holds the weights of another network than these settings make: {reason}") from None
 
 
 class Trainer:
@@ -896,14 +915,19 @@ class Trainer:
                 name = f"{args.env_id.split('/')[-1]}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
                 self.folder = runs.new_folder(args.run_dir, name)
             self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
-        if args.resume is not None:
-            self.load(checkpoint_path(args.resume))
+        self.tracker: Any = None
+        try:
+            resumed = args.resume is not None
+            if args.resume is not None:
+                self.load(checkpoint_path(args.resume))
+            if args.track and RANK == 0:
+                project, name = args.wandb_project, self.folder.name
+                self.tracker = runs.start_tracking(project, name, vars(args), self.folder, resumed)
+        except (ValueError, OSError):
+            self.close()
+            raise
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.started_at, self.before = self.step, self.seconds
-        self.tracker: Any = None
-        if args.track and RANK == 0:
-            resumed = args.resume is not None
-            self.tracker = runs.start_tracking(args.wandb_project, self.folder.name, vars(args), self.folder, resumed)
 
     def _prepare(self, args: Args) -> None:
         """Bind the functions of an iteration to this run; compile and record them, if that is asked for."""
@@ -963,6 +987,7 @@ class Trainer:
             | {"resume": None},
             "versions": runs.versions(),
             "agent": self.agent.state_dict(),
+            "head": type(self.agent.pool).__name__,
             "optimizer": self.optimizer.state_dict(),
             "processes": parts,
             "progress": [self.step, self.updates, self.seconds, self.kl_coef],
@@ -976,7 +1001,7 @@ class Trainer:
         if len(content["processes"]) != WORLD_SIZE:
             raise ValueError(f"{path} is of {len(content['processes'])} processes: must be resumed with as many")
         own = content["processes"][RANK]
-        self.agent.load_state_dict(content["agent"])
+        load_weights(self.agent, path, content)
         self.optimizer.load_state_dict(content["optimizer"])
         self.generator.set_state(own["generator"])
         self.play = runs.from_tuples(self.play, own["play"])
@@ -1077,7 +1102,8 @@ class Trainer:
     def finish(self, rows: list[dict[str, float]]) -> dict[str, Any]:
         """Evaluate, draw and sum up."""
         args, start = self.args, time.perf_counter()
-        agent = plain_agent(args, self.envs, self.agent.state_dict())
+        agent = plain_agent(args, self.envs)
+        agent.load_state_dict(self.agent.state_dict())
         random, oracle = self.references
         runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
         summary = {
@@ -1124,33 +1150,42 @@ def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, An
 
 
 def evaluate_all(args: Args) -> list[dict[str, Any]]:
-    """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows."""
+    """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows.
+
+    Raises:
+        ValueError, OSError: before anything is played, naming a checkpoint or setting that does not fit.
+    """
     first = load_args(args.evaluate[0])
-    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(Args)}
-    asked = {name: value for name, value in asked.items() if value != getattr(first, name) and name != "num_noise"}
-    folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
-    rows = []
+    common = {"device", "threads", "eval_episodes"}  # for all checkpoints; what else is asked replaces their own
+    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(Args) if field.name != "num_noise"}
+    asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
+    players = []
     for path in dict.fromkeys(args.evaluate):
         saved = dataclasses.replace(load_args(path), **asked)
-        weights = runs.load_checkpoint(checkpoint_path(path))["agent"]
+        content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
             here = dataclasses.replace(saved, num_noise=noise)
-            envs, _ = make_envs(here, 1, "evaluate")
-            agent = plain_agent(here, envs, weights)
-            found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
-            told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
-            rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
-            low, high = found["score_95"]
-            at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
-            print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
-            if args.record is not None and len(rows) == 1:
-                runs.write_video(args.record, film(agent, here), fps=10)
+            check(here)
+            agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
+            load_weights(agent, checkpoint_path(path), content)
+            players.append((path, saved, here, agent))
+    folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
+    rows = []
+    for path, saved, here, agent in players:
+        found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
+        told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
+        rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
+        low, high = found["score_95"]
+        at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
+        print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
         runs.plot_scores(folder / "matrix.png", rows)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
+    if args.record is not None:  # last: an error in drawing must not cost the result
+        runs.write_video(args.record, film(players[0][3], players[0][2]), fps=10)
     return rows
 
 
@@ -1173,6 +1208,9 @@ def train(args: Args) -> dict[str, Any]:
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
+    except OSError as error:
+        hint = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
+        raise SystemExit(f"error: {error}; once that is mended, {hint}") from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:
@@ -1192,11 +1230,11 @@ def main(argv: Sequence[str]) -> Any:
     """Train, go on, or evaluate, as the settings say."""
     try:
         args = parse(argv)
+        torch.set_num_threads(args.threads)
+        if args.evaluate:
+            return evaluate_all(args)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    torch.set_num_threads(args.threads)
-    if args.evaluate:
-        return evaluate_all(args)
     if WORLD_SIZE > 1:
         if args.device == "cuda":
             args = dataclasses.replace(args, device=f"cuda:{os.environ['LOCAL_RANK']}")

@@ -268,7 +268,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen types for a damaged file
-        raise ValueError(f"{path} is no checkpoint of an agent: {error}") from error
+        raise ValueError(f"{path} is no checkpoint of an agent, or damaged ({type(error).__name__})") from error
     return content
 
 

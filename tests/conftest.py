@@ -2,9 +2,12 @@
 
 import dataclasses
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,6 +19,8 @@ from noisy_envs.arrays import as_numpy
 from noisy_envs.cores.simple_tag import MPE
 from noisy_envs.registry import CORES
 
+ROOT = Path(__file__).parents[1]
+HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 IDS = list(ENVIRONMENTS)
 GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
 
@@ -163,6 +168,16 @@ def make(env_id: str, **options: Any) -> gymnasium.Env:
 def module(game: str) -> Any:
     """Import the PettingZoo module of a game."""
     return importlib.import_module(f"noisy_envs.{game}_v0")
+
+
+def load_agent(head: str) -> Any:
+    """Import the agent of a head, which is in no package, under its file's name."""
+    name = f"ppo_{head}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "agents" / f"{name}.py")
+    agent = importlib.util.module_from_spec(spec)
+    sys.modules[name] = agent  # where dataclasses look up its annotations
+    spec.loader.exec_module(agent)
+    return agent
 
 
 def draw_actions(space: gymnasium.Space, count: int, seed: int = 0) -> list[Any]:

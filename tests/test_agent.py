@@ -1,14 +1,17 @@
-"""The agent: returns and advantages by hand, runs that repeat, resume, never overwrite, and leave what they promise."""
+"""Runs of the agents: settings, repetition, resuming, stopping, and what a run leaves."""
 
 import dataclasses
-import importlib.util
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
+from conftest import HEADS, ROOT, load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -16,88 +19,41 @@ import torch
 
 from noisy_envs import ENVIRONMENTS, runs
 
-ROOT = Path(__file__).parents[1]
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
-SMALL += ["--eval-episodes", "3", "--no-gif", "--threads", "1"]
+SMALL += ["--eval-episodes", "3", "--no-gif"]
+BOX = ["--env-id", "noisy_envs/BoxWorld-v0"]
+PAPER = ["--env-id", "noisy_envs/SimpleCentroid-1v3v28-v0", "--num-envs", "2", "--num-steps", "16"]
+PAPER += ["--minibatch-size", "16", "--eval-episodes", "3", "--no-gif", "--total-timesteps", "96"]
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+ppo = load_agent("adapool")
 
 
-def load(name):
-    """Import an agent's file under its own name."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "agents" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ppo = load("ppo_adapool")
-
-
-def run(folder, *words):
-    summary = ppo.main([*SMALL, "--run-dir", str(folder), *words])
+def run(folder, *words, agent=ppo):
+    summary = agent.main([*SMALL, "--run-dir", str(folder), *words])
     return summary, max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
 
 
-@pytest.mark.parametrize(
-    ("next_value", "expected"), [(0.5, [1.9307975, 0.995]), (0.0, [1.46525, 0.5])], ids=["truncated", "terminated"]
-)
-@pytest.mark.parametrize("later", [1.0, 1000.0])
-def test_advantages_by_hand(next_value, expected, later):  # C50, C51, C52
-    rewards = torch.tensor([[1.0], [1.0], [later]])
-    values = torch.tensor([[0.5], [0.5], [1000.0]])  # the value of the next episode's first state must not enter
-    next_values = torch.tensor([[0.5], [next_value], [0.5]])
-    ended = torch.tensor([[False], [True], [False]])
-    found = ppo.advantages(rewards, values, next_values, ended, 0.99, 0.95)
-    torch.testing.assert_close(found[:2, 0], torch.tensor(expected))
-
-
-def test_rollout_bootstraps_from_the_last_observation_and_counts_each_episode():  # C52, C53
-    args = ppo.parse([*SMALL, "--num-envs", "8", "--total-timesteps", "2048"])
-    trainer_envs, tokens = ppo.make_envs(args, 8, "train")
-    trainer_envs.max_steps = 5
-    trainer_envs.reset(seed=3)
-    agent = ppo.Agent(args, trainer_envs.token_spec, trainer_envs.single_action_space, torch.Generator().manual_seed(0))
-    returns = torch.zeros(8)
-    tokens, _ = trainer_envs.reset(seed=3)
-    batch, _, finished = ppo.rollout(agent.eval(), trainer_envs, tokens, returns, 12, torch.Generator().manual_seed(0))
-    assert batch.ended.sum(1).tolist() == [0, 0, 0, 0, 8, 0, 0, 0, 0, 8, 0, 0]
-    sums = batch.rewards.split([5, 5, 2])
-    torch.testing.assert_close(finished, torch.cat([sums[0].sum(0), sums[1].sum(0)]))
-    torch.testing.assert_close(returns, sums[2].sum(0))
-    going_on = ~batch.ended[:-1]
-    assert (batch.next_values[:-1][going_on] == batch.values[1:][going_on]).all()
-    assert (batch.next_values[:-1][~going_on] != batch.values[1:][~going_on]).all()
-
-
-def test_nothing_is_worth_waiting_for_after_a_terminated_episode():  # C50, C51
-    args = ppo.parse([*SMALL, "--env-id", "noisy_envs/BoxWorld-v0", "--num-envs", "64", "--total-timesteps", "2048"])
-    envs, tokens = ppo.make_envs(args, 64, "train")
-    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space, torch.Generator().manual_seed(0))
-    batch, _, finished = ppo.rollout(agent.eval(), envs, tokens, torch.zeros(64), 60, torch.Generator().manual_seed(0))
-    over = (batch.rewards == 10) | (batch.rewards == -1)
-    assert over.sum() > 5 and (batch.rewards == 10).any() and (batch.ended & ~over).any()
-    assert batch.ended[over].all() and (batch.next_values[over] == 0).all()
-    assert (batch.next_values[~over] != 0).all()
-    assert len(finished) == batch.ended.sum()
-
-
-def test_evaluation_is_on_levels_that_training_never_meets():
-    args = ppo.parse(["--env-id", "noisy_envs/BoxWorld-v0"])
-    found = {purpose: ppo.make_envs(args, 50, purpose)[0].state.level for purpose in ("train", "evaluate")}
-    assert found["train"].min() >= 0 and found["train"].max() < 100_000 <= found["evaluate"].min()
-
-
-def test_evaluated_actions_are_the_best_or_drawn():
-    args = ppo.parse(["--env-id", "noisy_envs/BoxWorld-v0"])
-    assert args.eval_actions == "sampled" and ppo.parse([]).eval_actions == "best"
-    envs, tokens = ppo.make_envs(args, 200, "evaluate")
-    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space, torch.Generator().manual_seed(0))
-    likely = agent(tokens)[0].argmax(-1)
-    drawn, best = (
-        ppo.decide(agent, tokens, dataclasses.replace(args, eval_actions=how), torch.Generator().manual_seed(0))
-        for how in ("sampled", "best")
+def start(*words, head="adapool", **options):
+    """Start an agent in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "agents" / f"ppo_{head}.py"), *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
     )
-    assert torch.equal(best, likely) and not torch.equal(drawn, likely) and set(drawn.tolist()) == {0, 1, 2, 3}
+
+
+def wait_for(folder, name="checkpoint.pt"):
+    """Wait for a run's file."""
+    for _ in range(600):
+        found = list(folder.glob(f"*/{name}"))
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise TimeoutError(name)
+
+
+# what a run leaves
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -107,51 +63,138 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     names = {path.name for path in folder.iterdir()}
     assert {"curve.png", "episode.gif", "metrics.csv", "checkpoint.pt", "summary.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert not any(name.startswith(".") for name in names)
+    assert not any(name.startswith(".") for name in names - {".lock"})
     written = json.loads((folder / "summary.json").read_text())
     assert written["score"] == pytest.approx(summary["score"])
     assert {"commit", "torch", "machine"} <= written["versions"].keys()
     assert written["settings"]["learning_rate"] == ppo.Args.learning_rate
-    assert [row["global_step"] for row in runs.read_metrics(folder / "metrics.csv")] == [64, 128, 192, 256]
+    rows = runs.read_metrics(folder / "metrics.csv")
+    assert [row["global_step"] for row in rows] == [64, 128, 192, 256]
+    keys = "charts/episodic_return charts/episodic_length charts/SPS charts/learning_rate losses/policy_loss "
+    keys += "losses/value_loss losses/entropy losses/approx_kl losses/clipfrac losses/explained_variance"  # CleanRL's
+    assert set(keys.split()) <= rows[0].keys()
     from PIL import Image
 
     with Image.open(folder / "episode.gif") as film:
         assert film.n_frames > 100
 
 
+def test_two_runs_never_share_a_folder(tmp_path):  # C54
+    assert len({runs.new_folder(tmp_path, "run") for _ in range(3)}) == 3
+
+
+def test_global_random_state_is_left_alone(tmp_path):
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002  the point is the global state
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run(tmp_path, "--total-timesteps", "128", "--dropout", "0.1")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+def test_environment_seeds_are_apart():
+    seeds = [runs.environment_seed(seed, purpose) for seed in range(100) for purpose in ("train", "evaluate")]
+    assert np.diff(sorted(seeds)).min() > 10**6
+
+
+# the same again, and going on
+
+
 @pytest.mark.parametrize(
-    "options",
-    [[], ["--dropout", "0.1", "--kl-coef", "0.5"], ["--env-id", "noisy_envs/BoxWorld-v0"]],
-    ids=["plain", "dropout and KL", "episodes that terminate"],
+    ("head", "options"),
+    [
+        *((head, []) for head in HEADS),
+        ("adapool", ["--dropout", "0.1", "--kl-coef", "0.5"]),
+        ("clstoken", [*BOX, "--eval-actions", "best", "--dropout", "0.1"]),
+        ("maxpool", ["--no-anneal-lr", "--num-agents", "2", "--num-envs", "2"]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
 )
-def test_same_seed_same_run_and_resume_is_exact(tmp_path, options):  # C56, C60
-    words = ["--total-timesteps", "2560", "--seed", "0", *options]
-    first, folder = run(tmp_path / "whole", *words)
-    again, _ = run(tmp_path / "again", *words)
+def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):  # C56, C60
+    agent = load_agent(head)
+    words = ["--total-timesteps", "640", "--seed", "0", *options]
+    first, folder = run(tmp_path / "whole", *words, agent=agent)
+    again, _ = run(tmp_path / "again", *words, agent=agent)
     assert first["return"] == again["return"]
-    args = ppo.parse([*SMALL, "--run-dir", str(tmp_path / "halves"), *words])
-    trainer = ppo.Trainer(args)
-    half, trainer.train = 20, None
+    trainer = agent.Trainer(agent.parse([*SMALL, "--run-dir", str(tmp_path / "halves"), *words]))
     metrics = None
-    for _ in range(half):
+    for _ in range(5):
         log = trainer.iterate()
         metrics = metrics or runs.Metrics(trainer.folder, tuple(log))
         metrics.add(trainer.step, log)
     metrics.close()
     trainer.save()
-    resumed = ppo.main(["--resume", str(trainer.folder)])
+    trainer.close()
+    resumed = agent.main(["--resume", str(trainer.folder)])
     assert resumed["return"] == first["return"]
     whole, halves = (runs.load_checkpoint(path / "checkpoint.pt") for path in (folder, trainer.folder))
-    for name, weight in whole["agent"].items():
-        assert torch.equal(weight, halves["agent"][name]), name
+    for part in ("agent", "optimizer", "processes"):
+        torch.testing.assert_close(whole[part], halves[part], rtol=0, atol=0)
+    assert whole["progress"][:2] == halves["progress"][:2] and whole["progress"][3] == halves["progress"][3]
     rows = [runs.read_metrics(path / "metrics.csv") for path in (folder, trainer.folder)]
     for one, other in zip(*rows, strict=True):
         same = {name for name in one if one[name] == other[name] or np.isnan(one[name])}
         assert same >= one.keys() - {"charts/SPS"}
 
 
-def test_two_runs_never_share_a_folder(tmp_path):  # C54
-    assert len({runs.new_folder(tmp_path, "run") for _ in range(3)}) == 3
+def test_a_run_can_be_made_longer_unless_its_rate_falls(tmp_path):
+    _, folder = run(tmp_path / "a", "--total-timesteps", "128", "--no-anneal-lr")
+    ppo.main(["--resume", str(folder), "--total-timesteps", "192"])
+    assert [row["global_step"] for row in runs.read_metrics(folder / "metrics.csv")] == [64, 128, 192]
+    _, folder = run(tmp_path / "b", "--total-timesteps", "128")
+    with pytest.raises(SystemExit, match="total_timesteps=192: must stay 128"):
+        ppo.main(["--resume", str(folder), "--total-timesteps", "192"])
+    with pytest.raises(SystemExit, match=r"learning_rate=0\.5: the run to resume has 0\.004"):
+        ppo.main(["--resume", str(folder), "--learning-rate", "0.5"])
+
+
+def test_a_run_in_use_is_not_resumed(tmp_path):
+    trainer = ppo.Trainer(ppo.parse([*SMALL, "--run-dir", str(tmp_path), "--total-timesteps", "128"]))
+    trainer.save()
+    with pytest.raises(SystemExit, match="in use by another process"):
+        ppo.main(["--resume", str(trainer.folder)])
+    trainer.close()
+    assert ppo.main(["--resume", str(trainer.folder)])["steps"] == 128
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
+    process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", tmp_path, "--save-every", "1")
+    path = wait_for(tmp_path)
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"--resume {path.parent}" in output and "Traceback" not in output
+    step = runs.load_checkpoint(path)["progress"][0]
+    assert runs.read_metrics(path.parent / "metrics.csv")[-1]["global_step"] == step
+    words = [word for word in SMALL if word != "--no-gif"]
+    args = ppo.parse([*words, "--no-gif", "--total-timesteps", "6400000"])
+    assert step < args.total_timesteps
+    trainer = ppo.Trainer(ppo.parse(["--resume", str(path.parent)]))
+    trainer.iterate()
+    assert trainer.step == step + 64
+    trainer.close()
+
+
+def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):
+    for number in range(4):
+        folder = tmp_path / str(number)
+        process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", folder, "--save-every", "1")
+        path = wait_for(folder)
+        time.sleep(0.13 * number)
+        process.kill()
+        process.communicate()
+        assert runs.load_checkpoint(path)["progress"][0] >= 64
+        trainer = ppo.Trainer(ppo.parse(["--resume", str(path.parent)]))  # the lock died with the process
+        trainer.close()
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
+    with pytest.raises(SystemExit, match=r"checkpoint\.pt is no checkpoint"):
+        ppo.main(["--resume", str(tmp_path)])
+
+
+# settings
 
 
 def test_a_paper_id_takes_the_papers_settings():
@@ -191,57 +234,167 @@ def test_presets_by_name(env_id):
     assert (default.preset == "fast") == (env_id.split("/")[1] in ppo.GENERAL)
 
 
+def test_every_setting_is_explained():
+    shown = subprocess.run(
+        [sys.executable, ROOT / "agents" / "ppo_maxpool.py", "--env-id", "noisy_envs/SimpleTag-1v3v0-v0", "--help"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
+    ).stdout  # fmt: skip
+    for field in dataclasses.fields(ppo.Args):
+        assert f"--{field.name.replace('_', '-')}" in shown
+    assert "(default: 12)" in shown and "(default: 0.0005)" in shown  # the id's own
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["--num-envs", "0"],
         ["--total-timesteps", "10"],
-        ["--minibatch-size", "1"],
+        ["--minibatch-size", "1"],  # C55
+        ["--minibatch-size", "3000"],
         ["--num-heads", "5"],
         ["--attention-scale", "none"],
         ["--resume", "/nowhere"],
+        ["--evaluate", "/nowhere"],
         ["--env-id", "noisy_envs/Nothing-v0"],
         ["--learning-rate", "nan"],
         ["--gamma", "1.5"],
         ["--device", "abacus"],
         ["--seed", "-1"],
+        ["--options", "colour=red"],
+        ["--options", "num_signal"],
+        ["--options", "num_signal=-3"],
+        ["--num-noise", "4", "28"],
+        ["--num-noise", "4", "--env-id", "noisy_envs/BoxWorld-v0"],
+        ["--num-agents", "4", "--env-id", "noisy_envs/BoxWorld-v0"],
+        ["--record", "episode.gif"],
+        ["--parallel-env", "simple_tag_v0", "--env-id", "noisy_envs/BoxWorld-v0"],
     ],
-    ids="".join,
+    ids=" ".join,
 )
 def test_bad_settings_end_with_one_line(words, tmp_path):
     with pytest.raises(SystemExit) as error:
         ppo.main(["--run-dir", str(tmp_path), *words])
-    assert words[1] in str(error.value)
+    assert words[1].split("=")[0] in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
-    with pytest.raises(SystemExit, match=r"checkpoint\.pt is no checkpoint"):
-        ppo.main(["--resume", str(tmp_path)])
+def test_options_reach_the_worlds():
+    args = ppo.parse(["--options", "num_signal=5", "num_noise=(0, 28)", "reward_shape=linear"])
+    core = ppo.make_envs(args, 2, "train")[0].core
+    assert (core.num_signal, core.num_noise, core.reward_shape) == (5, (0, 28), "linear")
+    tag = ppo.parse(["--env-id", "noisy_envs/SimpleTag-v0", "--num-noise", "9", "--num-agents", "2"])
+    core = ppo.make_envs(tag, 2, "train")[0].core
+    assert (core.num_obstacles, core.num_predators) == (9, 2)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):  # C59
-    with pytest.raises(SystemExit, match="no longer finite"):
-        run(tmp_path, "--total-timesteps", "640", "--learning-rate", "1e6", "--no-anneal-lr", "--max-grad-norm", "1e30")
+def test_a_score_is_of_the_game_that_was_played():
+    args = ppo.parse(["--num-noise", "4"])
+    assert ppo.references(args) == ppo.references(ppo.parse([]))  # as registered
+    assert ppo.references(dataclasses.replace(args, num_noise=(28,))).random < ppo.references(args).random - 0.05
 
 
-def test_global_random_state_is_left_alone(tmp_path):
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002  the point is the global state
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    run(tmp_path, "--total-timesteps", "128", "--dropout", "0.1")
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+def test_evaluation_is_on_levels_that_training_never_meets():
+    args = ppo.parse(BOX)
+    found = {purpose: ppo.make_envs(args, 50, purpose)[0].state.level for purpose in ("train", "evaluate")}
+    assert found["train"].min() >= 0 and found["train"].max() < 100_000 <= found["evaluate"].min()
 
 
-def test_pooling_head_is_the_librarys():
-    subprocess.run([sys.executable, ROOT / "tools" / "check_copies.py"], check=True)
+def test_evaluated_actions_are_the_best_or_drawn():
+    args = ppo.parse(BOX)
+    assert args.eval_actions == "sampled" and ppo.parse([]).eval_actions == "best"
+    envs, tokens = ppo.make_envs(args, 200, "evaluate")
+    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space)
+    likely = agent(tokens)[0].argmax(-1)
+    drawn, best = (
+        ppo.decide(agent, tokens, dataclasses.replace(args, eval_actions=how), torch.Generator().manual_seed(0))
+        for how in ("sampled", "best")
+    )
+    assert torch.equal(best, likely) and not torch.equal(drawn, likely) and set(drawn.tolist()) == {0, 1, 2, 3}
 
 
-def test_environment_seeds_are_apart():
-    seeds = [runs.environment_seed(seed, purpose) for seed in range(100) for purpose in ("train", "evaluate")]
-    assert np.diff(sorted(seeds)).min() > 10**6
+# files
+
+
+@pytest.mark.parametrize("place", ["class", "outside"])
+def test_copies_are_checked_and_mended(tmp_path, place):
+    for folder in ("agents", "tools", "noisy_envs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    check = [sys.executable, tmp_path / "tools" / "check_copies.py"]
+    assert subprocess.run(check, check=False).returncode == 0
+    path = tmp_path / "agents" / "ppo_clstoken.py"
+    good = path.read_text()
+    word = "pooled = embeddings[:, 0]" if place == "class" else "loss.backward()"
+    assert word in good or place == "outside"
+    path.write_text(good.replace(word, word + "  # changed") if word in good else good.replace("PPO", "PPO2", 1))
+    wrong = subprocess.run(check, check=False, capture_output=True, text=True)
+    assert wrong.returncode == 1 and "agents/ppo_clstoken.py" in wrong.stdout
+    subprocess.run([*check, "--fix"], check=True, stdout=subprocess.DEVNULL)
+    assert path.read_text() == good
+
+
+# compilation, and several processes
+
+
+@needs_compiler
+def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
+    folders = {}
+    for word in ("--compile", "--no-compile"):
+        ppo.main([*PAPER, "--dropout", "0.1", "--run-dir", str(tmp_path / word), word])
+        (folders[word],) = (tmp_path / word).iterdir()
+    rows = [runs.read_metrics(folder / "metrics.csv") for folder in folders.values()]
+    for one, other in zip(*rows, strict=True):
+        for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
+            assert one[name] == pytest.approx(other[name], rel=2e-3, abs=2e-4), name
+    with pytest.raises(SystemExit, match="dropout"):  # told from what may change
+        ppo.main(["--resume", str(folders["--compile"]), "--dropout", "0"])
+    compiled, plain = (runs.load_checkpoint(folder / "checkpoint.pt")["agent"] for folder in folders.values())
+    assert compiled.keys() == plain.keys()
+    resumed = ppo.main(["--resume", str(folders["--compile"]), "--no-compile", "--total-timesteps", "128"])
+    assert resumed["steps"] == 128
+
+
+@needs_compiler
+def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  # C58
+    args = ppo.parse(
+        [*PAPER, "--options", "num_noise=(0, 28)", "--dropout", "0.1", "--run-dir", str(tmp_path), "--compile"]
+    )
+    trainer = ppo.Trainer(args)
+    trainer.iterate()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(3):
+        trainer.iterate()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before > 0
+    with torch.no_grad():
+        play, samples, _ = trainer.collect(trainer.play, torch.zeros(16, 2, 5))
+        plain = ppo.Agent(
+            dataclasses.replace(args, compile=False), trainer.envs.token_spec, trainer.envs.single_action_space
+        )
+        plain.load_state_dict(trainer.agent.state_dict())
+        torch.testing.assert_close(samples.parameters, plain(samples.tokens)[0], rtol=0, atol=1e-4)
+    trainer.close()
+
+
+def test_two_processes_train_one_run(tmp_path):  # C61
+    words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--save-every", "1"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    agent = str(ROOT / "agents" / "ppo_adapool.py")
+    done = subprocess.run(
+        [*launch, agent, *words], capture_output=True, text=True, env=environment, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.iterdir()  # only one process writes
+    assert [row["global_step"] for row in runs.read_metrics(folder / "metrics.csv")] == [64, 128]
+    first, second = runs.load_checkpoint(folder / "checkpoint.pt")["processes"]
+    args = ppo.parse(words)
+    _, tokens = ppo.make_envs(args, 4, "train")
+    for rank, part in enumerate((first, second)):
+        envs, own = ppo.make_envs(args, 2, "train", first=2 * rank)
+        assert torch.equal(own, tokens[2 * rank : 2 * rank + 2])  # worlds that one process would have
+        assert part["play"][0][2].tolist() == envs.episodes[0].tolist()  # seeds
+    assert not torch.equal(first["generator"], second["generator"])
+    with pytest.raises(SystemExit, match="is of 2 processes"):
+        ppo.main(["--resume", str(folder)])
 
 
 @pytest.mark.slow
@@ -252,7 +405,7 @@ def test_the_demo_learns(tmp_path, seed):
 
 @pytest.mark.slow
 def test_box_world_is_learned_slowly(tmp_path):
-    words = ["--env-id", "noisy_envs/BoxWorld-v0", "--total-timesteps", "524288", "--eval-episodes", "1000"]
+    words = [*BOX, "--total-timesteps", "524288", "--eval-episodes", "1000"]
     assert ppo.main([*words, "--run-dir", str(tmp_path), "--no-gif"])["return"] >= 1.5  # random play: 0.46
 
 

@@ -1,0 +1,78 @@
+"""The learning loop on a game that anyone can judge: each head finds the one marked token within seconds."""
+
+from typing import NamedTuple
+
+import gymnasium
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tyro")
+import torch
+from conftest import HEADS, load_agent
+from torch import Tensor
+
+from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.shells.pure import Outcome
+from noisy_envs.tokens import TokenSpec
+
+
+class Marked(NamedTuple):
+    """`B` worlds."""
+
+    tokens: Tensor  # (B, 8, 3)
+    clock: Tensor  # (B,) int64, steps since the worlds were made
+    right: Tensor  # (B,) whether the answer of this episode was
+
+
+class MarkedSign:
+    """Is the value of the marked token positive? The first action answers, the last of three steps pays.
+
+    Only advantages that reach back two steps credit the answer. Which of the 8 tokens is marked is drawn: it is token
+    0, AdaPool's query, once in 8 times; none is in the two steps of waiting.
+    """
+
+    token_spec = TokenSpec(8, ("value", "other", "marked"), {}, padded=False)
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        zeros = torch.zeros(num_envs, dtype=torch.int64)
+        self.key = episode_key(seed + torch.arange(num_envs), zeros)
+        self.worlds = Marked(self.show(zeros), zeros, zeros > 0)
+
+    def show(self, clock: Tensor) -> Tensor:
+        values, place = uniforms(self.key, clock, (16, 1))
+        marked = torch.nn.functional.one_hot((8 * place).long(), 8).movedim(1, 2)  # (B, 8, 1)
+        return torch.cat([2 * values.view(-1, 8, 2) - 1, marked * (clock % 3 == 0)[:, None, None]], dim=2)
+
+    def answer(self, tokens: Tensor) -> Tensor:
+        return ((tokens[..., 0] * tokens[..., 2]).sum(1) > 0).long()
+
+    def pure_step(self, worlds: Marked, actions: Tensor) -> tuple[Marked, Outcome]:
+        clock = worlds.clock + 1
+        right = torch.where(worlds.clock % 3 == 0, actions == self.answer(worlds.tokens), worlds.right)
+        over, tokens = clock % 3 == 0, self.show(clock)
+        return Marked(tokens, clock, right), Outcome(tokens, tokens, (right & over).float(), over, over & ~over)
+
+
+WORDS = ["--total-timesteps", "32768", "--num-envs", "256", "--num-steps", "8", "--minibatch-size", "512"]
+WORDS += ["--update-epochs", "4", "--num-layers", "1", "--learning-rate", "5e-3"]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
+    ppo = load_agent(head)
+
+    def make_envs(args, num_envs, purpose, first=0):
+        envs = MarkedSign(num_envs, ppo.runs.environment_seed(args.seed, purpose) + first)
+        return envs, envs.worlds.tokens
+
+    monkeypatch.setattr(ppo, "make_envs", make_envs)
+    args = ppo.parse([*WORDS, "--run-dir", str(tmp_path)])
+    trainer = ppo.Trainer(args)
+    while trainer.step < args.total_timesteps:
+        trainer.iterate()
+    trainer.close()
+    envs, tokens = make_envs(args, 1000, "evaluate")
+    found = trainer.agent.best(trainer.agent(tokens)[0])
+    share = float((found == envs.answer(tokens)).float().mean())
+    assert share >= 0.95
