@@ -498,7 +498,7 @@ def advantages(
     """
     result, later = [], torch.zeros_like(rewards[0])
     deltas = rewards + gamma * next_values - values
-    through = gamma * gae_lambda * ~ended
+    through = gamma * gae_lambda * (~ended).to(rewards.dtype)
     for t in reversed(range(len(rewards))):
         later = deltas[t] + through[t] * later
         result.append(later)

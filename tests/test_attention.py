@@ -1,0 +1,83 @@
+"""Attention with heads of width 1 is scaled dot-product attention."""
+
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from noisy_envs.attention import narrow_attention
+
+
+def usual(tokens, weight, mask, scale):
+    """Attend by torch's own function, heads of width 1."""
+    heads = torch.nn.functional.linear(tokens, weight).unflatten(-1, (3, tokens.shape[-1], 1)).permute(2, 0, 3, 1, 4)
+    allowed = None if mask is None else mask[:, None, None]
+    mixed = torch.nn.functional.scaled_dot_product_attention(*heads, allowed, scale=scale)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def narrow(tokens, weight, mask, scale, axis):
+    """Attend by ours, tokens given as (B, N, H) for either axis."""
+    if axis == 1:
+        return narrow_attention(tokens, weight, mask, scale)
+    mask = None if mask is None else mask.transpose(0, 1)
+    return narrow_attention(tokens.transpose(0, 1), weight, mask, scale, axis=0).transpose(0, 1)
+
+
+def drawn(masked, dtype=torch.float64, size=1.0, sets=7):
+    random = torch.Generator().manual_seed(0)
+    tokens = size * torch.randn(sets, 9, 4, generator=random, dtype=dtype)
+    weight = torch.randn(12, 4, generator=random, dtype=dtype)
+    mask = torch.rand(sets, 9, generator=random) < 0.5 if masked else None
+    if masked:
+        mask[:, 2] = True
+    return tokens.requires_grad_(), weight.requires_grad_(), mask
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_and_gradients(axis, masked):
+    tokens, weight, mask = drawn(masked)
+    found, expected = narrow(tokens, weight, mask, 0.4, axis), usual(tokens, weight, mask, 0.4)
+    torch.testing.assert_close(found, expected)
+    into = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for one, other in zip(*(torch.autograd.grad(x, (tokens, weight), into) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradcheck(axis):
+    tokens, weight, mask = drawn(masked=True, sets=2)
+    assert torch.autograd.gradcheck(lambda x, w: narrow(x, w, mask, 0.7, axis), (tokens, weight))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_set_without_tokens_gives_zeros(axis):
+    tokens, weight, mask = drawn(masked=True)
+    mask[3] = False
+    out = narrow(tokens, weight, mask, 0.4, axis)
+    assert (out[3] == 0).all() and (out[0] != 0).any()
+    gradients = torch.autograd.grad(out.sum(), (tokens, weight))
+    assert all(torch.isfinite(gradient).all() for gradient in gradients) and (gradients[0][3] == 0).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_large_scores_are_finite(axis, masked):
+    tokens, weight, mask = drawn(masked, dtype=torch.float32, size=1000.0)
+    out = narrow(tokens, weight, mask, 1.0, axis)
+    torch.testing.assert_close(out, usual(tokens, weight, mask, 1.0), rtol=1e-4, atol=1e-2)
+    assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), (tokens, weight)))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler itself does what torch deprecates
+def test_compiled_is_the_same():
+    tokens, weight, mask = drawn(masked=True, dtype=torch.float32)
+    compiled = torch.compile(narrow, fullgraph=True)
+    found, expected = compiled(tokens, weight, mask, 0.4, 0), usual(tokens, weight, mask, 0.4)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        *(torch.autograd.grad(x.square().sum(), (tokens, weight)) for x in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
