@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+
 from noisy_envs.attention import narrow_attention
 
 
