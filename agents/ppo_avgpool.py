@@ -309,11 +309,14 @@ class Agent(nn.Module):
     """
 
     def __init__(self, args: Args, spec: TokenSpec, action_space: Any) -> None:
-        """Make the network for tokens of `spec` and actions of a Box or Discrete space, on the CPU."""
+        """Make the network for tokens of `spec` and actions, Box, Discrete, or such of several alike, on the CPU."""
         super().__init__()
         self.spec, self.log_std_range = spec, (args.log_std_min, args.log_std_max)
         self.continuous = isinstance(action_space, gymnasium.spaces.Box)
-        self.num_actions = action_space.shape[-1] if self.continuous else int(action_space.n)
+        if self.continuous:
+            self.num_actions = action_space.shape[-1]
+        else:  # several learners of a world have a MultiDiscrete one
+            self.num_actions = int(action_space.n if hasattr(action_space, "n") else action_space.nvec[-1])
         dim, features = args.hidden_dim, spec.num_features
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global state, before ours replace it
             if spec.roles:  # the role, a number of a kind, becomes a learned vector
