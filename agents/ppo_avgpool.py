@@ -948,7 +948,7 @@ class Trainer:
         on_gpu = torch.device(args.device).type == "cuda"
 
         # A GPU sums over so few tokens best without dividing them among threads.
-        options = {"unroll_reductions_threshold": 64} if on_gpu else None
+        options: dict[str, Any] | None = {"unroll_reductions_threshold": 64} if on_gpu else None
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, fullgraph=True, dynamic=False, options=options) if args.compile else function
@@ -1247,8 +1247,9 @@ def train(args: Args) -> dict[str, Any]:
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
     except OSError as error:
-        hint = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
-        raise SystemExit(f"error: {error}; once that is mended, {hint}") from None
+        saved = (trainer.folder / "checkpoint.pt").exists()
+        hint = f"; once that is mended, go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else ""
+        raise SystemExit(f"error: {error}{hint}") from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:
