@@ -691,6 +691,9 @@ def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[
 
     Their seeds belong to this run and purpose alone; `first` is the number of the first world.
     """
+    options = env_options(args)
+    if purpose == "evaluate":
+        options |= registry.held_out(args.env_id, options)
     envs = gymnasium.make_vec(
         args.env_id,
         num_envs,
@@ -698,7 +701,7 @@ def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[
         device=args.device,
         learners=team(args),
         autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        **(registry.held_out(args.env_id) if purpose == "evaluate" else {}) | env_options(args),
+        **options,
     )
     tokens, _ = envs.reset(seed=runs.environment_seed(args.seed, purpose) + first)
     return envs, tokens.flatten(0, -3)
@@ -743,7 +746,7 @@ def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
 def film(agent: Agent, args: Args) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
     game, parameters = ENVIRONMENTS[args.env_id]
-    options = parameters | registry.held_out(args.env_id) | env_options(args)
+    options = parameters | env_options(args) | registry.held_out(args.env_id, env_options(args))
     env = ParallelTokenEnv(game, "rgb_array", team(args), **options)
     observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
     agent.spec = env.token_spec
@@ -902,7 +905,7 @@ def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
     try:
         agent.load_state_dict(content["agent"])
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = str(error).splitlines()[1].strip()[:200]  # of dozens
         raise ValueError(f"{path} holds the weights of another network than these settings make: {reason}") from None
 
 
