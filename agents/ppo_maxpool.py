@@ -147,7 +147,7 @@ class Args:
     vf_coef: float = 0.5
     """weight of the value loss"""
     kl_coef: float = 0.0
-    """weight of the KL penalty at the start; it then doubles or halves to keep the KL near its target"""
+    """weight of the KL penalty at the start; it then grows by half or halves, to keep the KL near its target"""
     kl_target: float = 0.01
     """target of the KL divergence of an update; used when kl_coef is not 0"""
     max_grad_norm: float = 1.0
@@ -190,11 +190,13 @@ PAPER = {"simple_centroid": PAPER_CENTROID, "simple_tag": PAPER_TAG, "box_world"
 GENERAL = ("SimpleCentroid-v0", "SimpleTag-v0", "SimpleTagMPE-v0", "BoxWorld-v0")  # no experiments of the paper
 
 
-# lowest and highest value of the settings that are not whole numbers from 1
+# lowest and highest value of the settings that are not any whole numbers from 1
 LIMITS = {
     "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
-    "ent_coef": (0, math.inf), "vf_coef": (0, math.inf), "kl_coef": (0, math.inf), "kl_target": (1e-9, math.inf),
-    "max_grad_norm": (1e-9, math.inf), "init_std": (0, math.inf), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+    "ent_coef": (0, 1e6), "vf_coef": (0, 1e6), "kl_coef": (0, 1e6), "kl_target": (1e-9, math.inf),
+    "max_grad_norm": (1e-9, math.inf), "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+    "seed": (0, 2**63 - 1), "threads": (1, 1024), "eval_episodes": (1, 10**6), "num_layers": (1, 1000),
+    "hidden_dim": (1, 2**14), "feedforward_dim": (1, 2**14), "mlp_dim": (1, 2**14), "type_dim": (1, 2**14),
 }  # fmt: skip
 # what may be changed when a run goes on, beside its length: no setting that learning depends on
 KEPT_FREE = {
@@ -309,11 +311,14 @@ class Agent(nn.Module):
     """
 
     def __init__(self, args: Args, spec: TokenSpec, action_space: Any) -> None:
-        """Make the network for tokens of `spec` and actions of a Box or Discrete space, on the CPU."""
+        """Make the network for tokens of `spec` and actions, Box, Discrete, or such of several alike, on the CPU."""
         super().__init__()
         self.spec, self.log_std_range = spec, (args.log_std_min, args.log_std_max)
         self.continuous = isinstance(action_space, gymnasium.spaces.Box)
-        self.num_actions = action_space.shape[-1] if self.continuous else int(action_space.n)
+        if self.continuous:
+            self.num_actions = action_space.shape[-1]
+        else:  # several learners of a world have a MultiDiscrete one
+            self.num_actions = int(action_space.n if hasattr(action_space, "n") else action_space.nvec[-1])
         dim, features = args.hidden_dim, spec.num_features
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global state, before ours replace it
             if spec.roles:  # the role, a number of a kind, becomes a learned vector
@@ -646,7 +651,7 @@ def env_options(args: Args) -> dict[str, Any]:
             raise ValueError(f"options={word!r}: must be NAME=VALUE")
         try:
             options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three for odd nesting
             options[name] = value  # a word
     asked = {}
     if args.num_noise:
@@ -686,6 +691,9 @@ def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[
 
     Their seeds belong to this run and purpose alone; `first` is the number of the first world.
     """
+    options = env_options(args)
+    if purpose == "evaluate":
+        options |= registry.held_out(args.env_id, options)
     envs = gymnasium.make_vec(
         args.env_id,
         num_envs,
@@ -693,18 +701,22 @@ def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[
         device=args.device,
         learners=team(args),
         autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        **(registry.held_out(args.env_id) if purpose == "evaluate" else {}) | env_options(args),
+        **options,
     )
     tokens, _ = envs.reset(seed=runs.environment_seed(args.seed, purpose) + first)
     return envs, tokens.flatten(0, -3)
 
 
 def references(args: Args) -> References:
-    """Return the returns of random play and of the oracle, or NaN where the learners play against each other."""
+    """Return the returns of random play and of the oracle.
+
+    They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
+    """
     if team(args) == "all" and ENVIRONMENTS[args.env_id][0] == "simple_tag":
         return References(math.nan, math.nan)
     as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
-    return reference_returns(args.env_id, None if as_registered else env_options(args))
+    found = reference_returns(args.env_id, None if as_registered else env_options(args))
+    return References(math.nan, math.nan) if found.random == found.oracle else found
 
 
 def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
@@ -735,7 +747,7 @@ def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
 def film(agent: Agent, args: Args) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
     game, parameters = ENVIRONMENTS[args.env_id]
-    options = parameters | registry.held_out(args.env_id) | env_options(args)
+    options = parameters | env_options(args) | registry.held_out(args.env_id, env_options(args))
     env = ParallelTokenEnv(game, "rgb_array", team(args), **options)
     observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
     agent.spec = env.token_spec
@@ -754,10 +766,10 @@ def film(agent: Agent, args: Args) -> list[np.ndarray]:
 
 def parse(argv: Sequence[str]) -> Args:
     """Read the settings; `--env-id` and `--preset` pick the defaults of the others, or the run that is given does."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(usage="%(prog)s [OPTIONS]", add_help=False, allow_abbrev=False)
     for option in ("env-id", "preset", "device", "resume", "parallel-env"):
         first.add_argument(f"--{option}", f"--{option.replace('-', '_')}")
-    first.add_argument("--evaluate", nargs="*", default=[])
+    first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
         args = tyro.cli(Args, args=argv, default=dataclasses.replace(load_args(Path(chosen.evaluate[0])), num_noise=()))
@@ -818,14 +830,15 @@ def check(args: Args) -> None:
         raise ValueError(f"parallel_env={args.parallel_env!r}: give it alone, without env_id={args.env_id!r}")
     for field in dataclasses.fields(Args):
         value = getattr(args, field.name)
-        lowest, highest = LIMITS.get(field.name, (0 if field.name == "seed" else 1, math.inf))
+        lowest, highest = LIMITS.get(field.name, (1, math.inf))
         if type(value) in (int, float) and not lowest <= value <= highest:  # NaN fails too
             raise ValueError(f"{field.name}={value}: must be from {lowest} to {highest}")
-    game_of(args)
+    if not hasattr(game_of(args), "token_spec"):
+        raise ValueError(f"options={args.options}: must leave observations that are tokens, not pictures")
     check_request(args)
     check_sizes(args)
     try:
-        torch.empty(0, device=args.device)
+        torch.zeros((), device=args.device).item()  # which "meta" refuses as well
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={args.device!r}: {str(error).splitlines()[0]}") from None
 
@@ -838,6 +851,8 @@ def check_request(args: Args) -> None:
         if not args.evaluate:
             raise ValueError(f"record={str(args.record)!r}: only with --evaluate; a run draws its episode.gif itself")
         runs.check_video_path(args.record)
+    if args.evaluate and args.resume is not None:
+        raise ValueError(f"resume={str(args.resume)!r}: not with --evaluate, which trains nothing")
     if args.track:
         runs.import_wandb()
 
@@ -854,6 +869,8 @@ def check_sizes(args: Args) -> None:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
+    if args.log_std_min > args.log_std_max:
+        raise ValueError(f"log_std_min={args.log_std_min}: must not be above log_std_max={args.log_std_max}")
     if args.attention_scale not in ("head", "hidden"):
         raise ValueError(f"attention_scale={args.attention_scale!r}: must be 'head' or 'hidden'")
 
@@ -889,7 +906,7 @@ def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
     try:
         agent.load_state_dict(content["agent"])
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = str(error).splitlines()[1].strip()[:200]  # of dozens
         raise ValueError(f"{path} holds the weights of another network than these settings make: {reason}") from None
 
 
@@ -1211,8 +1228,9 @@ def train(args: Args) -> dict[str, Any]:
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
     except OSError as error:
-        hint = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
-        raise SystemExit(f"error: {error}; once that is mended, {hint}") from None
+        saved = (trainer.folder / "checkpoint.pt").exists()
+        hint = f"; once that is mended, go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else ""
+        raise SystemExit(f"error: {error}{hint}") from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:

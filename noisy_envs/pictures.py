@@ -28,7 +28,7 @@ MAX_FPS = 50  # players show a GIF's shorter frames more slowly
 
 
 def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
-    """Draw returns over steps, between the lines of random play and of the oracle, as a PNG."""
+    """Draw returns over steps, between the lines of random play and of the oracle where they differ, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
@@ -36,9 +36,12 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     played = [row for row in rows if np.isfinite(row["charts/episodic_return"])]
     steps = [row["global_step"] for row in played]
     returns = [row["charts/episodic_return"] for row in played]
-    axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
+    known = np.isfinite([random, oracle]).all() and random != oracle
+    if known:
+        axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
     axes.plot(steps, returns, color="#142caa", marker=".", label="training, mean over episodes")
-    axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
+    if known:
+        axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
 
     def to_score(y: Any) -> Any:
         return (y - random) / (oracle - random)
@@ -46,8 +49,9 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     def to_return(score: Any) -> Any:
         return random + score * (oracle - random)
 
-    score = axes.secondary_yaxis("right", functions=(to_score, to_return))
-    score.set_ylabel("normalised score")
+    if known:
+        score = axes.secondary_yaxis("right", functions=(to_score, to_return))
+        score.set_ylabel("normalised score")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.grid(alpha=0.25)
     axes.legend(loc="center right")

@@ -31,18 +31,22 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-# options of worlds that training by the defaults never meets, where it draws from a finite bank
-HELD_OUT: dict[str, dict[str, Any]] = {"box_world": {"start_level": BoxWorld.start_level + BoxWorld.num_levels}}
-
 # the options that dial noise, and that say how many agents share one network
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}
 LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
 
-def held_out(env_id: str) -> dict[str, Any]:
-    """Return the options with which to evaluate what an environment has taught, beside seeds of their own."""
-    return dict(HELD_OUT.get(ENVIRONMENTS[env_id][0], {}))
+def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the options with which to evaluate what an environment has taught, beside seeds of their own.
+
+    Where training draws from a finite bank of levels, by the `options` it had, they are of the bank that follows.
+    """
+    game, parameters = ENVIRONMENTS[env_id]
+    if game != BoxWorld.name:
+        return {}
+    bank = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})
+    return {"start_level": bank["start_level"] + bank["num_levels"]}
 
 
 def register() -> None:

@@ -180,6 +180,18 @@ def load_agent(head: str) -> Any:
     return agent
 
 
+TINY = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "1"]
+TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-gif"]
+
+
+def train_tiny(agent: Any, folder: Path, *words: str) -> tuple[dict[str, Any], Path]:
+    """Train for two updates or as long as asked, in a new folder: the run's summary and folder."""
+    length = [] if "--total-timesteps" in words else ["--total-timesteps", "128"]
+    summary = agent.main([*TINY, *length, "--run-dir", str(folder), *words])
+    (run,) = folder.iterdir()
+    return summary, run
+
+
 def draw_actions(space: gymnasium.Space, count: int, seed: int = 0) -> list[Any]:
     """Sample actions; the space's own generator is left as it was new."""
     space.seed(seed)
