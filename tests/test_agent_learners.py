@@ -57,6 +57,8 @@ def test_a_batch_holds_the_experience_of_all(ppo, trainer, learners):
     assert batch.tokens.shape == batch.final_tokens.shape == (16, rows, spec.num_tokens, spec.num_features)
     assert all(x.shape == (16, rows) for x in batch[3:5] + batch[6:])
     assert batch.actions.shape[:2] == batch.parameters.shape[:2] == (16, rows)
+    if not trainer.agent.continuous:
+        assert set(batch.actions.flatten().tolist()) == {0, 1, 2, 3, 4}
     ended = (batch.terminated | batch.truncated).view(16, 4, learners)
     assert ended.any() and (ended == ended[..., :1]).all()  # a world ends for all
     assert trainer.size == 16 * rows
