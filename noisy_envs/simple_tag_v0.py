@@ -22,7 +22,8 @@ def parallel_env(
 
     Args:
         render_mode: None, "human" or "rgb_array".
-        learners: who is driven, "all", "predators" or "prey"; the others follow `predator_policy` or `prey_policy`.
+        learners: who is driven, "all", "predators", "prey" or the "first" predator; the others follow
+            `predator_policy` or `prey_policy`.
         mpe: start from the options of MPE2's simple_tag_v3 (`noisy_envs.cores.simple_tag.MPE`).
         options: of the game, which checks them.
     """

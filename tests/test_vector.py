@@ -827,9 +827,21 @@ def test_a_wrong_team_is_named(env_id, wrong):
     with pytest.raises(ValueError, match=rf"^learners={wrong!r}: must be one of 'first', {teams}$"):
         native(env_id, 2, learners=wrong)
     if game in PETTINGZOO:
-        for bad in (wrong, "first"):
-            with pytest.raises(ValueError, match=rf"^learners={bad!r}: must be one of {teams}$"):
-                module(game).parallel_env(learners=bad)
+        with pytest.raises(ValueError, match=rf"^learners={wrong!r}: must be one of 'first', {teams}$"):
+            module(game).parallel_env(learners=wrong)
+
+
+def test_the_first_agent_may_be_driven_alone():
+    env = module("simple_tag").parallel_env(learners="first")
+    observations, _ = env.reset(seed=3)
+    single = make(GAMES["simple_tag"])
+    tokens, _ = single.reset(seed=3)
+    assert env.agents == ["predator_0"]
+    while env.agents:
+        np.testing.assert_array_equal(observations["predator_0"], tokens)
+        observations, rewards, *_ = env.step({"predator_0": 2})
+        tokens, reward, *_ = single.step(2)
+        assert rewards["predator_0"] == reward
 
 
 # --- policies that users write ---
