@@ -56,8 +56,6 @@ class _Attention(torch.autograd.Function):
             high, low = key.masked_fill(~mask, -math.inf), key.masked_fill(~mask, math.inf)
         # the largest score of a row is that of the largest or of the smallest key
         top = torch.maximum(scaled * high.amax(axis, keepdim=True), scaled * low.amin(axis, keepdim=True))
-        if mask is not None:
-            top = top.masked_fill(~mask.any(axis, keepdim=True), 0)
         weights = _weights(scaled, key, top, mask, axis)  # (…, N queries, N keys, H)
         total = weights.sum(axis + 1)
         if mask is not None:

@@ -164,6 +164,21 @@ def test_the_gradient_of_pieces_is_that_of_all(monkeypatch, dropout):
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
+def test_advantages_are_normalised_over_the_update():
+    args, envs, agent, start = begin()
+    _, batch, samples, _ = play(ppo, args, envs, agent, start, 16)
+    assert samples.gains.mean().abs() < 1e-6 and samples.gains.std(correction=0) == pytest.approx(1, abs=1e-5)
+    assert (samples.targets - batch.values.flatten()).std() < 0.5  # the value's targets are not
+
+
+def test_dropout_scales_up_what_it_keeps():
+    block = ppo.Block(ppo.parse(["--dropout", "0.75"]))
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    before = block(x, None, torch.zeros(2, 5, 32, dtype=torch.bool))
+    change = block(x, None, None) - before
+    torch.testing.assert_close(block(x, None, torch.ones(2, 5, 32, dtype=torch.bool)), before + 4 * change)
+
+
 def test_minibatches_take_each_sample_once():
     args = ppo.parse(["--minibatch-size", "2048"])
     pieces = ppo.minibatches(8192, args, torch.Generator().manual_seed(0))
