@@ -919,14 +919,15 @@ class Trainer:
         self.references = references(args)
         num_envs = args.num_envs // WORLD_SIZE
         self.envs, tokens = make_envs(args, num_envs, "train", first=RANK * num_envs)
-        self.agent = Agent(args, self.envs.token_spec, self.envs.single_action_space).to(args.device)
+        local = dataclasses.replace(args, minibatch_size=args.minibatch_size // WORLD_SIZE)  # of this process
+        self.agent = Agent(local, self.envs.token_spec, self.envs.single_action_space).to(args.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator(args.device).manual_seed(args.seed + RANK)
         zeros = torch.zeros(len(tokens), device=args.device)
         self.play = Play(self.envs.worlds, tokens, zeros, zeros.clone())
         self.step, self.updates, self.seconds, self.kl_coef = 0, 0, 0.0, args.kl_coef
         self.first_seconds = 0.0  # of this process's first update, which compiles
-        self._prepare(dataclasses.replace(args, minibatch_size=args.minibatch_size // WORLD_SIZE))
+        self._prepare(local)
         self.folder, self.lock = args.resume or args.run_dir, None
         if RANK == 0:
             if args.resume is None:
@@ -1112,7 +1113,7 @@ class Trainer:
             if log is not None:
                 log.close()
         self.save()
-        if stopping:
+        if average(stopping):  # a signal may have reached another process alone
             raise KeyboardInterrupt
         if RANK > 0:
             return []

@@ -389,7 +389,7 @@ def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  
 
 
 def test_two_processes_train_one_run(tmp_path):  # C61
-    words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--save-every", "1"]
+    words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--save-every", "1", "--dropout", "0.1"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     agent = str(ROOT / "agents" / "ppo_adapool.py")
