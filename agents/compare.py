@@ -16,7 +16,6 @@ of a Ray cluster must see OUT and this checkout under the same paths.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -292,20 +291,19 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, stop: Stop) -> Iterator[int | None]:
-    """Hold the lock of a file and yield its descriptor, or None if the user stops the waiting for it.
+def locked(folder: Path, stop: Stop) -> Iterator[int | None]:
+    """Hold the lock of a folder and yield its descriptor, or None if the user stops the waiting for it.
 
     An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run.
     """
-    with path.open("w") as file:
-        taken = False
-        while not taken and not stop.times:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = True
-            except BlockingIOError:
-                time.sleep(0.2)
-        yield file.fileno() if taken else None
+    file = None
+    while file is None and not stop.times:
+        try:
+            file = runs.lock(folder)
+        except BlockingIOError:
+            time.sleep(0.2)
+    with file or contextlib.nullcontext():
+        yield None if file is None else file.fileno()
 
 
 def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outcome:
@@ -316,7 +314,7 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         return Outcome(cell, problem, time.perf_counter() - start)
 
     cell.folder.mkdir(parents=True, exist_ok=True)
-    with locked(cell.folder / "lock", stop) as lock:
+    with locked(cell.folder, stop) as lock:
         code, attempts = -1, 0
         # an agent that held the lock may have made the summary in the meantime
         while lock is not None and code < 0 and attempts <= RETRIES and not stop.times and cell.summary() is None:

@@ -214,6 +214,7 @@ class Block(nn.Module):
         dim, self.num_heads, self.keep = args.hidden_dim, args.num_heads, 1 - args.dropout
         self.scale = 1 / math.sqrt(dim / args.num_heads if args.attention_scale == "head" else dim)
         self.narrow = args.compile and args.num_heads == dim
+        self.token_axis = 0 if self.narrow and torch.device(args.device).type == "cpu" else 1  # see `narrow_attention`
         self.norm_attention, self.norm_feedforward = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
@@ -224,11 +225,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, kept: Tensor | None) -> Tensor:
         """Embed tokens (R, N, H) under a mask (R, N) to (R, N, H); dropout keeps the numbers `kept` (R, N, H).
 
-        With narrow heads on a CPU, N comes before R in all of them.
+        Where `token_axis` is 0, N comes before R in all of them.
         """
         if self.narrow:
             normed, weight = self.norm_attention(x), self.query_key_value.weight
-            mixed = narrow_attention(normed, weight, mask, self.scale, axis=1 if x.is_cuda else 0)
+            mixed = narrow_attention(normed, weight, mask, self.scale, self.token_axis)
         else:
             query, key, value = self.project(x)
             allowed = None if mask is None else mask[:, None, None]
@@ -338,7 +339,7 @@ class Agent(nn.Module):
                 nn.init.zeros_(weight)
         self.pool = make_pool(args, spec.query, torch.Generator().manual_seed(args.seed))
         extended, _ = self.pool.extend(torch.zeros(1, spec.num_tokens, dim))
-        self.tokens_first = self.blocks[0].narrow and args.device == "cpu"
+        self.tokens_first = self.blocks[0].token_axis == 0
         rows = args.minibatch_size
         shape = (extended.shape[1], rows) if self.tokens_first else (rows, extended.shape[1])
         self.kept_shape = args.num_layers, *shape, dim  # of dropout in an update
@@ -922,7 +923,8 @@ class Trainer:
         local = dataclasses.replace(args, minibatch_size=args.minibatch_size // WORLD_SIZE)  # of this process
         self.agent = Agent(local, self.envs.token_spec, self.envs.single_action_space).to(args.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-        self.generator = torch.Generator(args.device).manual_seed(args.seed + RANK)
+        own_seed = runs.environment_seed(args.seed, f"process {RANK}") if RANK else args.seed
+        self.generator = torch.Generator(args.device).manual_seed(own_seed)
         zeros = torch.zeros(len(tokens), device=args.device)
         self.play = Play(self.envs.worlds, tokens, zeros, zeros.clone())
         self.step, self.updates, self.seconds, self.kl_coef = 0, 0, 0.0, args.kl_coef
@@ -935,18 +937,17 @@ class Trainer:
                 name = f"{args.env_id.split('/')[-1]}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
                 self.folder = runs.new_folder(args.run_dir, name)
             self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
+        self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.tracker: Any = None
         try:
-            resumed = args.resume is not None
             if args.resume is not None:
                 self.load(checkpoint_path(args.resume))
             if args.track and RANK == 0:
-                project, name = args.wandb_project, self.folder.name
-                self.tracker = runs.start_tracking(project, name, vars(args), self.folder, resumed)
-        except (ValueError, OSError):
+                name, resumed = self.folder.name, args.resume is not None
+                self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
+        except BaseException:
             self.close()
             raise
-        self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.started_at, self.before = self.step, self.seconds
 
     def _prepare(self, args: Args) -> None:
@@ -1227,7 +1228,8 @@ def train(args: Args) -> dict[str, Any]:
         rows = trainer.train()
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
-        raise SystemExit(f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}") from None
+        told = f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}"
+        raise SystemExit(told if RANK == 0 else 1) from None  # no other process knows the folder
     except OSError as error:
         saved = (trainer.folder / "checkpoint.pt").exists()
         hint = f"; once that is mended, go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else ""

@@ -5,8 +5,8 @@
 
 A gradient is one forward and backward pass of the paper's batch and network, dropout included, without the optimiser;
 a rollout is all steps of an update, with worlds, policy, values and advantages. Each as the agent runs it: eager,
-compiled, and on a GPU recorded in CUDA graphs too. An iteration is one rollout and
-as many gradients as there are epochs, 16 in the particle games.
+compiled, and on a GPU recorded in CUDA graphs too. An iteration is one rollout and a gradient for each epoch, 16 in
+the particle games.
 """
 
 from __future__ import annotations

@@ -179,6 +179,15 @@ def test_dropout_scales_up_what_it_keeps():
     torch.testing.assert_close(block(x, None, torch.ones(2, 5, 32, dtype=torch.bool)), before + 4 * change)
 
 
+def test_tokens_come_first_in_narrow_heads_on_any_cpu():
+    words = ["--env-id", "noisy_envs/SimpleTag-1v3v0-v0", "--compile"]
+    for device in ("cpu", "cpu:0"):
+        _, _, agent, _ = begin(words=["--device", device, *words])
+        assert agent.tokens_first and [block.token_axis for block in agent.blocks] == [0] * 6
+    wide = begin(words=["--compile"])[2]
+    assert not wide.tokens_first and {block.token_axis for block in wide.blocks} == {1}
+
+
 def test_minibatches_take_each_sample_once():
     args = ppo.parse(["--minibatch-size", "2048"])
     pieces = ppo.minibatches(8192, args, torch.Generator().manual_seed(0))
