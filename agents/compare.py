@@ -6,6 +6,7 @@
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --, words for every agent
     python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
     python agents/compare.py --draw-only                                          # of what is there
+    python agents/compare.py --draw-only --out results/noise --beside results/noise-without-dropout
 
 A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
 starts only what is missing and resumes what was stopped. Ctrl-C loses nothing; a machine that dies loses the steps
@@ -26,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -70,6 +71,8 @@ class Args:
     """GPUs that Ray keeps for a run, 0.25 for four runs on each; with 0 a run sees none"""
     draw_only: bool = False
     """run nothing; make the figure and the table of what is there"""
+    beside: tuple[Path, ...] = ()
+    """with --draw-only, folders of runs of other words: OUT/beside.png shows their levels next to those of OUT"""
     agents_dir: Path = Path(__file__).parent
     """where the agents' files are"""
 
@@ -212,6 +215,8 @@ def check(args: Args) -> None:
             f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}"
         )
     check_numbers(args)
+    if args.beside and not args.draw_only:
+        raise ValueError(f"beside={' '.join(map(str, args.beside))}: must come with --draw-only")
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: must come with --ray")
     if args.ray and find_spec("ray") is None:
@@ -449,18 +454,34 @@ def score(summary: dict[str, Any] | None) -> float:
     return math.nan if summary is None or summary["score"] is None else float(summary["score"])
 
 
-def draw(cells: list[Cell], path: Path) -> None:
-    """Draw the learning curves, of unfinished runs too."""
-    panels = []
+def panels(cells: list[Cell], note: str = "") -> list[results.Panel]:
+    """Return the learning curves of each level, of unfinished runs too, under its name and a note, else its SNR."""
+    found = []
     for level in dict.fromkeys(cell.level for cell in cells):
         curves: dict[str, list[results.Rows]] = {}
         for cell in cells:
             metrics = (cell.run() or cell.folder) / "metrics.csv"
             if cell.level == level and metrics.is_file():
                 curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
-        title = f"{level.name}\nSNR {level.snr():.3g}"
-        panels.append(results.Panel(title, *reference_returns(level.env_id, level.options), curves))
-    results.plot_panels(path, panels)
+        title = f"{level.name}\n{note or f'SNR {level.snr():.3g}'}"
+        found.append(results.Panel(title, *reference_returns(level.env_id, level.options), curves))
+    return found
+
+
+def panels_beside(args: Args) -> list[results.Panel]:
+    """Return the panels of OUT, then those of the other folders, each noting in which words the folders differ."""
+    cells = {out: plan(replace(args, out=out)) for out in dict.fromkeys((args.out, *args.beside))}
+    words = {out: settings(claim(out, [], "", draw_only=True)) for out in cells}
+    names = {name: None for own in words.values() for name in own}
+    differ = [name for name in names if len({own.get(name) for own in words.values()}) > 1]
+    found = []
+    for out, own in words.items():
+        if not any(cell.run() for cell in cells[out]):
+            raise ValueError(f"beside={out}: holds none of these runs")
+        summary = next(filter(None, (cell.summary() for cell in cells[out])), {"settings": {}})
+        told = {**summary["settings"], **own}  # a word that was not given has the value of the agents' preset
+        found += panels(cells[out], ", ".join(f"{name} {told.get(name, 'by default')}" for name in differ))
+    return found
 
 
 def gather(cells: list[Cell]) -> dict[str, Any]:
@@ -508,7 +529,9 @@ def main(argv: Sequence[str]) -> None:
         if args.draw_only and not any(cell.run() for cell in cells):
             raise ValueError(f"out={args.out}: holds none of these runs")
         failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
-        draw(cells, args.out / "curves.png")
+        results.plot_panels(args.out / "curves.png", panels(cells))
+        if args.beside:
+            results.plot_panels(args.out / "beside.png", panels_beside(args))
         command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
         found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
     except ValueError as error:
@@ -517,7 +540,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit("stopped; go on with the same command") from None
     runs.write_summary(args.out / "results.json", found)
     runs.write_atomically(args.out / "table.md", results.tabulate(found))
-    print(f"see curves.png, table.md and results.json in {args.out}")
+    print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:
         lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
         raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed:", *lines]))

@@ -299,6 +299,22 @@ def test_the_figure_shows_every_head_and_draws_again_what_is_there(field):
         assert ((pixels == wanted).all(axis=1).sum() > 100) == (head in ("avgpool", "adapool")), head
 
 
+def test_folders_of_other_words_are_drawn_beside(field):
+    other = field.folder / "other"
+    field.run("--out", str(other), levels=[NOISY], passed=[])
+    with pytest.raises(SystemExit, match="holds no runs"):
+        field.run("--draw-only", "--beside", str(other), levels=[NOISY], passed=[])
+    field.run()
+    field.run("--draw-only", "--beside", str(other), levels=[NOISY], passed=[])
+    assert (field.out / "beside.png").is_file()
+    args, _ = compare.parse(field.words("--draw-only", "--beside", str(other), levels=[NOISY], passed=[]))
+    panels = compare.panels_beside(args)
+    assert [panel.title.split("\n")[1] for panel in panels] == ["total_timesteps 256", "total_timesteps 64"]
+    assert [set(panel.curves) for panel in panels] == 2 * [{"avgpool", "adapool"}]
+    with pytest.raises(SystemExit, match=f"beside={other}: holds none"):
+        field.run("--draw-only", "--beside", str(other), levels=[CLEAN], passed=[])
+
+
 @pytest.mark.parametrize(
     ("words", "heads"),
     [(["--jobs", "3"], ["maxpool", "adapool"]), (["--ray", "--cpus-per-run", "0.1"], ["adapool"])],
@@ -352,6 +368,7 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
         (["--gpus-per-run", "1.5"], "gpus_per_run=1.5: must be whole"),
         (["--agents-dir", "/nowhere"], "there is no /nowhere/ppo_avgpool.py"),
         (["--draw-only"], "holds no runs"),
+        (["--beside", "/nowhere"], "beside=/nowhere: must come with --draw-only"),
         (["--", "--seed", "3"], "--seed after --"),
         (["--", "3"], "'3' after --"),
     ],
