@@ -478,8 +478,11 @@ def panels_beside(args: Args) -> list[results.Panel]:
     for out, own in words.items():
         if not any(cell.run() for cell in cells[out]):
             raise ValueError(f"beside={out}: holds none of these runs")
-        summary = next(filter(None, (cell.summary() for cell in cells[out])), {"settings": {}})
-        told = {**summary["settings"], **own}  # a word that was not given has the value of the agents' preset
+        summaries = [summary for cell in cells[out] if (summary := cell.summary())]
+        told = {
+            **(summaries[0]["settings"] if summaries else {}),
+            **own,
+        }  # a word that was not given has the value of the agents' preset
         found += panels(cells[out], ", ".join(f"{name} {told.get(name, 'by default')}" for name in differ))
     return found
 
