@@ -1,0 +1,70 @@
+"""Does the head matter, when the encoder can average? Each head learns the maximum, mean and minimum of a set.
+
+    python supervised/aggregation.py                               # minutes on a CPU: N = 32, two layers
+    python supervised/aggregation.py --preset paper --device cuda  # the paper's: N = 128, 12 layers, 100 epochs, 5 folds
+
+Appendix "Aggregation Function Approximation", Table 2: targets are the largest, mean and least value of each feature,
+the error is the mean squared error. OUT gets `table.md` and `results.json`; see `training.py` for what else it holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import report
+import training
+from network import HEADS
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, sets_of
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class Args(SetArgs):
+    """Settings of the aggregation experiment."""
+
+    out: Path = Path("runs/aggregation")
+    """folder of the runs and the table"""
+    targets: tuple[str, ...] = ("max", "mean", "min")
+    """what is to be learned"""
+    seeds: tuple[int, ...] = (1,)
+    """seeds of weights, order and dropout"""
+
+
+TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda sets: sets.amax(dim=1),
+    "mean": lambda sets: sets.mean(dim=1),
+    "min": lambda sets: sets.amin(dim=1),
+}
+PAPERS_ERROR = {
+    "maxpool": {"max": 0.000, "mean": 0.026, "min": 0.297},
+    "avgpool": {"max": 0.003, "mean": 0.000, "min": 0.003},
+    "clstoken": {"max": 0.011, "mean": 0.008, "min": 0.011},
+    "adapool": {"max": 0.002, "mean": 0.000, "min": 0.002},
+}
+
+
+def make_task(args: Args, column: str) -> SetTask:
+    """Return the task of a target."""
+    return SetTask(args, TARGETS[column])
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing; write the table."""
+    args = training.parse(Args, argv, {"fast": {}, "paper": PAPER}, __doc__)
+    training.check(args, list(HEADS))
+    for target in args.targets or ("",):
+        if target not in TARGETS:
+            raise ValueError(f"targets={target!r}: must be of {', '.join(TARGETS)}")
+    sets_of(args)  # written before several runs ask for it
+    columns = list(dict.fromkeys(args.targets))
+    found = training.run_all(args, columns, make_task)
+    text = report.table(report.scores(found), {}, PAPERS_ERROR if as_in_the_paper(args) else {}, columns, digits=4)
+    report.write(args, "aggregation.py", "Mean squared error of the aggregation task", text, found)
+    print(f"{text}\nsee table.md and results.json in {args.out}")
+
+
+if __name__ == "__main__":
+    training.guard(main, sys.argv[1:])

@@ -1,0 +1,99 @@
+"""Which heads find the k nearest neighbours of a vector among N, and their centroid? (Section 4.2, Figure 4, Table 4)
+
+    python supervised/knn_centroid.py                              # minutes on a CPU: N = 32, two layers, k = 4
+    python supervised/knn_centroid.py --ks 1 4 16 --pools adapool avgpool
+    python supervised/knn_centroid.py --preset paper --device cuda # the paper's: N = 128, 12 layers, 100 epochs, 5 folds
+    python supervised/knn_centroid.py --preset paper --num-vectors 32 --width 64 --device cuda             # an ablation
+
+The first vector of a set is marked by a learned embedding; the target is the mean of its k nearest neighbours. They are the
+signal, k of N vectors. The error is the mean squared error, the paper's signal loss. Naive baselines: the centroid of
+all vectors, and the marked vector itself. OUT gets `table.md`, `results.json` and `signal_loss.png`; see `training.py`
+for what else it holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import report
+import training
+from network import HEADS
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, sets_of, test_sets
+from synthetic import centroids
+
+
+@dataclass(kw_only=True)
+class Args(SetArgs):
+    """Settings of the KNN-centroid experiment."""
+
+    out: Path = Path("runs/knn_centroid")
+    """folder of the runs, the table and the figure"""
+    ks: tuple[int, ...] = (4,)
+    """numbers of neighbours, the signal"""
+
+
+PAPERS_KS = (1, 2, 4, 8, 16, 32, 64, 128)
+PAPERS_LOSS = {  # Table 4: N = 128, D = 16
+    "maxpool": (0.066, 0.061, 0.050, 0.045, 0.047, 0.055, 0.068, 0.046),
+    "avgpool": (0.093, 0.071, 0.055, 0.043, 0.031, 0.016, 0.001, 0.000),
+    "clstoken": (0.102, 0.079, 0.063, 0.050, 0.038, 0.027, 0.016, 0.008),
+    "adapool": (0.037, 0.019, 0.006, 0.004, 0.003, 0.002, 0.001, 0.000),
+    "baseline: centroid": (0.093, 0.071, 0.055, 0.043, 0.031, 0.020, 0.008, 0.000),
+    "baseline: target": (0.058, 0.044, 0.040, 0.041, 0.048, 0.060, 0.080, 0.126),
+}
+
+
+def name(k: int) -> str:
+    """Name a number of neighbours as the paper does."""
+    return f"KNN-{k}"
+
+
+def make_task(args: Args, column: str) -> SetTask:
+    """Return the task of a number of neighbours."""
+    return SetTask(args, partial(centroids, k=int(column.removeprefix("KNN-"))))
+
+
+def baselines(args: Args) -> dict[str, dict[str, float]]:
+    """Return the errors on the test set of the centroid of all vectors, and of the marked one."""
+    sets = test_sets(args)
+    found: dict[str, dict[str, float]] = {"baseline: centroid": {}, "baseline: target": {}}
+    for k in sorted(set(args.ks)):
+        targets = centroids(sets, k)
+        for row, guess in zip(found.values(), (sets.mean(dim=1), sets[:, 0]), strict=True):
+            row[name(k)] = (guess - targets).square().mean().item()
+    return found
+
+
+def papers(args: Args) -> dict[str, dict[str, float]]:
+    """Return the paper's numbers for the asked k, none if the sets have other sizes than the paper's."""
+    if not as_in_the_paper(args):
+        return {}
+    found = {row: dict(zip(PAPERS_KS, numbers, strict=True)) for row, numbers in PAPERS_LOSS.items()}
+    return {row: {name(k): numbers[k] for k in PAPERS_KS if k in args.ks} for row, numbers in found.items()}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing; write table and figure."""
+    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+    training.check(args, list(HEADS))
+    for k in args.ks or (0,):
+        if not 1 <= k <= args.num_vectors:
+            raise ValueError(f"ks={k}: must be from 1 to {args.num_vectors}, the vectors of a set")
+    sets_of(args)  # written before several runs ask for it
+    columns = [name(k) for k in sorted(set(args.ks))]
+    found = training.run_all(args, columns, make_task)
+    rows, naive, paper = report.scores(found), baselines(args), papers(args)
+    text = report.table(rows, naive, paper, columns, digits=4)
+    report.write(args, "knn_centroid.py", "Signal loss of the KNN-centroid task", text, found)
+    positions = {name(k): k / args.num_vectors for k in args.ks}
+    labels = ("signal-to-noise ratio k / N", "signal loss (mean squared error)")
+    report.plot_lines(args.out / "signal_loss.png", rows, naive, paper, positions, labels)
+    print(f"{text}\nsee table.md, results.json and signal_loss.png in {args.out}")
+
+
+if __name__ == "__main__":
+    training.guard(main, sys.argv[1:])

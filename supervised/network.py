@@ -1,0 +1,159 @@
+"""The transformer of the supervised experiments: an encoder, one of the pooling heads, an output.
+
+`B` sets, `N` tokens, `D` features of a token, `H` width of an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
+
+INIT_STD = 0.02  # of all weights (appendix "Supervised KNN Centroid")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of an encoder."""
+
+    layers: int
+    width: int
+    heads: int
+    feedforward: int
+    dropout: float = 0.0  # after the feed-forward
+    attention_dropout: float = 0.0
+    attention_scale: Literal["head", "width"] = (
+        "width"  # 1/sqrt of the width of a head, or of all as in the paper's code
+    )
+    final_norm: bool = False
+
+    def scale(self) -> float:
+        """Return the factor of the attention's scores."""
+        return 1 / math.sqrt(self.width if self.attention_scale == "width" else self.width / self.heads)
+
+    def output_std(self) -> float:
+        """Return the initial deviation of weights that end a residual branch, as in the paper's code."""
+        return INIT_STD / math.sqrt(2 * self.layers)
+
+    def check(self) -> None:
+        """Raise ValueError, naming the number and what is allowed."""
+        for name in ("layers", "width", "heads", "feedforward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads}: must divide width={self.width}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to below 1")
+
+
+class Block(nn.Module):
+    """A layer that normalises first: attention without biases, then a feed-forward with GELU."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Make the layers; `draw` fills them."""
+        super().__init__()
+        self.heads, self.scale, self.attention_dropout = shape.heads, shape.scale(), shape.attention_dropout
+        self.norm, self.ff_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.output = nn.Linear(shape.width, shape.width, bias=False)
+        self.ff = nn.Linear(shape.width, shape.feedforward)
+        self.ff_output = nn.Linear(shape.feedforward, shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map embeddings (B, N, H) to embeddings (B, N, H)."""
+        heads = self.query_key_value(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(*heads, dropout_p=dropout, scale=self.scale)  # (B, heads, N, H / heads)
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
+        return x + forwarded
+
+
+class Network(nn.Module):
+    """Embedding, encoder, pooling head and output.
+
+    The global random state is neither read nor changed: all weights but the head's are drawn first, from one generator,
+    so that networks that differ in the head alone start alike.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        embed: nn.Module,
+        make_head: Callable[[Shape, torch.Generator], Any],
+        output: nn.Module,
+        seed: int,
+    ) -> None:
+        """Take an embedding of inputs to (B, N, H), a maker of the head, and an output of (B, H)."""
+        super().__init__()
+        shape.check()
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global state, before ours replace it
+            self.embed = embed
+            self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
+            self.norm = nn.LayerNorm(shape.width) if shape.final_norm else nn.Identity()
+            self.output = output
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                ends_branch = name.endswith("output.weight") and name.startswith("blocks")
+                nn.init.normal_(weight, 0.0, shape.output_std() if ends_branch else INIT_STD, generator)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        self.head = make_head(shape, torch.Generator().manual_seed(seed))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs to outputs (B, ...)."""
+        tokens, _ = self.head.extend(self.embed(inputs))
+        output: Tensor = self.output(self.head(self.norm(self.blocks(tokens))))
+        return output
+
+
+def ada(query: int | tuple[int, ...] | str) -> Callable[[Shape, torch.Generator], AdaPool]:
+    """Return a maker of AdaPool with a query, see `AdaPool`."""
+
+    def make(shape: Shape, generator: torch.Generator) -> AdaPool:
+        return AdaPool(
+            shape.width, shape.heads, query, scale=shape.scale(), output_std=shape.output_std(), generator=generator
+        )
+
+    return make
+
+
+HEADS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
+    "avgpool": lambda shape, generator: AvgPool(),
+    "maxpool": lambda shape, generator: MaxPool(),
+    "clstoken": lambda shape, generator: ClsToken(shape.width, INIT_STD, generator),
+    "adapool": ada(0),
+}
+
+
+class SetEmbedding(nn.Module):
+    """Embed sets (B, N, D), of which the first vector is marked by a learned one; projected only if D is not H."""
+
+    def __init__(self, num_features: int, width: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            self.project = nn.Identity() if num_features == width else nn.Linear(num_features, width)
+            self.mark = nn.Embedding(1, width)
+
+    def forward(self, sets: Tensor) -> Tensor:
+        """Return embeddings (B, N, H)."""
+        x: Tensor = self.project(sets)
+        return x + F.pad(self.mark.weight, (0, 0, 0, x.shape[1] - 1))
+
+
+def set_network(shape: Shape, num_features: int, pool: str, seed: int) -> Network:
+    """Make a network of sets (B, N, D) to vectors (B, D); the pool itself is the output where D is H."""
+    with torch.random.fork_rng(devices=[]):
+        output = nn.Identity() if num_features == shape.width else nn.Linear(shape.width, num_features)
+    return Network(shape, SetEmbedding(num_features, shape.width), HEADS[pool], output, seed)

@@ -1,0 +1,125 @@
+"""The table and the figure of a supervised experiment, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from training import Args, Cell
+
+from noisy_envs import runs
+from noisy_envs.files import write_atomically
+from noisy_envs.results import COLOURS, NAMES
+
+Paper = Mapping[str, Mapping[str, float]]  # row -> column -> number
+
+
+class Score(NamedTuple):
+    """A mean over n runs and its standard error, NaN for a single run."""
+
+    mean: float
+    error: float
+    number: int
+
+    def text(self, digits: int) -> str:
+        """Write it as a cell of a table."""
+        spread = f" ± {self.error:.{digits}f}" if self.number > 1 else ""
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def scores(found: Mapping[Cell, Mapping[str, Any]], factor: float = 1.0) -> dict[str, dict[str, Score]]:
+    """Return the test errors of pools (rows) and columns, times a factor."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for cell, summary in found.items():
+        values.setdefault(cell.pool, {}).setdefault(cell.column, []).append(factor * summary["test_error"])
+    return {pool: {column: _score(one) for column, one in row.items()} for pool, row in values.items()}
+
+
+def _score(values: Sequence[float]) -> Score:
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
+    return Score(float(np.mean(values)), error, len(values))
+
+
+def table(
+    rows: Mapping[str, Mapping[str, Score]], baselines: Paper, paper: Paper, columns: Sequence[str], digits: int
+) -> str:
+    """Write a table: pools, baselines, and under each the paper's numbers where there are any."""
+    lines = [["", *columns], ["---"] * (1 + len(columns))]
+    for name in [*rows, *baselines]:
+        if name in rows:
+            texts = [rows[name][column].text(digits) if column in rows[name] else "" for column in columns]
+        else:
+            texts = [f"{baselines[name][column]:.{digits}f}" for column in columns]
+        lines.append([NAMES.get(name, name), *texts])
+        if name in paper:
+            told = paper[name]
+            lines.append(["the paper's", *(f"{told[column]:.3f}" if column in told else "" for column in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(args: Args, script: str, title: str, text: str, found: Mapping[Cell, Mapping[str, Any]]) -> None:
+    """Write `table.md`, with the command, the settings and the versions, and `results.json`."""
+    versions: dict[str, dict[str, None]] = {}
+    for summary in found.values():
+        for name, version in summary["versions"].items():
+            versions.setdefault(name, {})[version] = None
+    told = {name: ", ".join(values) for name, values in versions.items()}
+    command = f"python supervised/{script} {shlex.join(sys.argv[1:])}".strip()
+    counts = sorted({len([1 for cell in found if cell[:2] == pair]) for pair in {cell[:2] for cell in found}})
+    notes = [
+        f"# {title}",
+        f"`{command}`",
+        f"Means over {' to '.join(map(str, counts))} runs (seeds and folds), ± standard error over them; the test set is "
+        "looked at once, by the weights of the best validation epoch.",
+        text,
+        f"Runs: {', '.join(f'{name} {value}' for name, value in told.items())}.",
+        f"Settings: {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(args).items())}.",
+    ]
+    write_atomically(args.out / "table.md", "\n\n".join(notes) + "\n")
+    cells = [{**cell._asdict(), **summary} for cell, summary in found.items()]
+    runs.write_summary(args.out / "results.json", {"command": command, "versions": told, "cells": cells})
+
+
+def plot_lines(
+    path: Path,
+    rows: Mapping[str, Mapping[str, Score]],
+    baselines: Paper,
+    paper: Paper,
+    positions: Mapping[str, float],
+    labels: tuple[str, str],
+) -> None:
+    """Draw errors over the columns' positions, both axes logarithmic; the paper's as thin dashed lines."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for name, row in rows.items():
+        x = [positions[column] for column in row]
+        means, errors = [score.mean for score in row.values()], [np.nan_to_num(score.error) for score in row.values()]
+        axes.errorbar(x, means, errors, color=COLOURS.get(name), marker="o", markersize=4, capsize=3, label=NAMES[name])
+    for style, (name, numbers) in zip((":", "-."), baselines.items(), strict=False):
+        axes.plot([positions[x] for x in numbers], list(numbers.values()), style, color="0.4", linewidth=1, label=name)
+    for name, numbers in paper.items():
+        if name in rows:
+            x = [positions[column] for column in numbers]
+            axes.plot(x, list(numbers.values()), "--", color=COLOURS.get(name), linewidth=1, alpha=0.5)
+    axes.set(xlabel=labels[0], ylabel=labels[1], xscale="log")
+    axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
+    axes.set_ylim(bottom=0)
+    ticks = sorted(set(positions.values()))
+    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.25)
+    if paper:
+        axes.plot([], [], "--", color="0.6", linewidth=1, label="the paper's")
+    axes.legend(fontsize=8)
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    write_atomically(path, buffer.getvalue())

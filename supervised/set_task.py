@@ -1,0 +1,107 @@
+"""What the experiments on the synthetic sets share: their settings, and a task of a set and a vector to predict from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import training
+from network import HEADS, Network, set_network
+from synthetic import Sets, draw_sets, load_sets
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class SetArgs(training.Args):
+    """Settings of an experiment on the synthetic sets; the defaults take minutes on a CPU."""
+
+    preset: training.Preset = "fast"
+    """where the other defaults come from: ours for a CPU, or the paper's"""
+    num_sets: int = 60_000
+    """sets, of which the last tenth is the test set"""
+    num_vectors: int = 32
+    """N, vectors of a set"""
+    num_features: int = 16
+    """D, features of a vector"""
+    data_seed: int = 42
+    """seed of the data set"""
+    pools: tuple[str, ...] = tuple(HEADS)
+    """pooling heads"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """seeds of weights, order and dropout"""
+    folds: tuple[int, ...] = (1,)
+    """which of the five folds validate, one run each"""
+    epochs: int = 5
+    """passes over the training set"""
+    batch_size: int = 250
+    """samples in a step"""
+    learning_rate: float = 3e-3
+    """highest rate of Adam"""
+    layers: int = 2
+    """layers of the encoder"""
+    width: int = 16
+    """features of an embedding"""
+    heads: int = 2
+    """heads of the attention, in the encoder and in AdaPool"""
+    feedforward: int = 64
+    """width inside a feed-forward"""
+    schedule: training.Schedule = "cosine"
+    """of the rate: cosine falls to zero at the end"""
+    warmup: float = 0.1
+    """share of the training in which the rate rises from zero"""
+    max_grad_norm: float = 1.0
+    """largest norm of a gradient, else it is scaled down"""
+    jobs: int = 2
+    """runs at a time"""
+
+
+# appendix "Supervised KNN Centroid", and the folds of Section 4.2
+PAPER: dict[str, Any] = {
+    "num_sets": 1_000_000, "num_vectors": 128, "seeds": (1,), "folds": (1, 2, 3, 4, 5), "epochs": 100, "batch_size": 750,
+    "learning_rate": 5e-4, "layers": 12, "heads": 8, "dropout": 0.1, "schedule": "constant", "warmup": 0.0,
+    "max_grad_norm": float("inf"), "jobs": 1,
+}  # fmt: skip
+
+
+def sets_of(args: SetArgs) -> Tensor:
+    """Return the sets (num_sets, N, D): drawn on a GPU, or on a CPU mapped from a file."""
+    sets = Sets(args.num_sets, args.num_vectors, args.num_features, args.data_seed)
+    return load_sets(sets, args.data_dir) if args.device == "cpu" else draw_sets(sets, args.device)
+
+
+def test_sets(args: SetArgs) -> Tensor:
+    """Return the sets of the test set."""
+    return sets_of(args)[-(args.num_sets // 10) :]
+
+
+class SetTask:
+    """Sets (B, N, D), and vectors (B, D) to predict from them."""
+
+    def __init__(self, args: SetArgs, targets_of: Callable[[Tensor], Tensor]) -> None:
+        """Take the sets, and compute the targets."""
+        self.args, self.sets = args, sets_of(args)
+        self.targets = targets_of(self.sets)
+        self.num_samples, self.num_test = len(self.sets), len(self.sets) // 10
+
+    def network(self, pool: str, seed: int) -> Network:
+        """Make the network with one of the heads."""
+        return set_network(training.shape(self.args), self.args.num_features, pool, seed)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return sets and targets of samples (B,)."""
+        return self.sets[index], self.targets[index]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error."""
+        return (outputs - targets).square().mean()
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of each set, a mean over features (B,)."""
+        return (outputs - targets).square().mean(dim=1)
+
+
+def as_in_the_paper(args: SetArgs) -> bool:
+    """Tell whether the sets have the paper's sizes."""
+    return (args.num_vectors, args.num_features) == (128, 16)

@@ -1,0 +1,421 @@
+"""What the supervised experiments share: runs that resume, folds, one final test, several runs at a time.
+
+A run is one column of a table (a number of neighbours, a target, a data set), one pooling head, seed and fold. Its folder,
+OUT/COLUMN/POOL/seed-S-fold-F, holds `checkpoint.pt` after each epoch, `metrics.csv`, and at the end `summary.json`. The
+same command again goes on where it was stopped, and runs only what is missing.
+
+A fold is one of five equal parts, one after another, of what is not for testing; it validates, the others train. The test
+set is looked at once: at the end, by the weights of the epoch whose validation error was least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+import tyro
+from network import Network, Shape
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from noisy_envs import runs
+from noisy_envs.files import lock, write_atomically
+
+FOLDS = 5
+EVALUATED = 2000  # samples at a time without gradients
+# settings that a run may change when it goes on: they are not what it learns from
+Preset = Literal["fast", "paper"]
+Schedule = Literal["constant", "cosine"]
+FREE = ("out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets")
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Settings of all experiments."""
+
+    out: Path
+    """folder of the runs, the table and the figure"""
+    pools: tuple[str, ...]
+    """pooling heads"""
+    seeds: tuple[int, ...]
+    """seeds of weights, order and dropout"""
+    folds: tuple[int, ...]
+    """which of the five folds validate, one run each"""
+    epochs: int
+    """passes over the training set"""
+    batch_size: int
+    """samples in a step"""
+    learning_rate: float
+    """highest rate of Adam"""
+    layers: int
+    """layers of the encoder"""
+    width: int
+    """features of an embedding"""
+    heads: int
+    """heads of the attention, in the encoder and in AdaPool"""
+    feedforward: int
+    """width inside a feed-forward"""
+    dropout: float = 0.0
+    """share of the feed-forward's output that is dropped in training"""
+    attention_scale: Literal["head", "width"] = "width"
+    """scores are divided by the square root of a head's width, or as in the paper's code of the whole width"""
+    schedule: Schedule = "constant"
+    """of the rate: cosine falls to zero at the end"""
+    warmup: float = 0.0
+    """share of the training in which the rate rises from zero"""
+    weight_decay: float = 0.0
+    """of AdamW"""
+    max_grad_norm: float = math.inf
+    """largest norm of a gradient, else it is scaled down"""
+    device: str = "cpu"
+    """"cpu" or "cuda\""""
+    threads: int = 1
+    """CPU threads of a run"""
+    jobs: int = 1
+    """runs at a time"""
+    compile: bool = False
+    """whether to compile the network"""
+    data_dir: Path = Path("data")
+    """folder of data files"""
+
+
+Parsed = TypeVar("Parsed", bound=Args)
+
+
+class Split(NamedTuple):
+    """Indices of samples."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+class Task(Protocol):
+    """What is to be learned."""
+
+    num_samples: int  # of which the first are trained on and validated with, the last test
+    num_test: int
+
+    def network(self, pool: str, seed: int) -> Network:
+        """Make the network with one of the heads."""
+
+    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of samples (B,); the generator, in training alone, may change them."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss."""
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what is reported of each sample (B,), the less the better."""
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    column: str
+    pool: str
+    seed: int
+    fold: int
+
+    def folder(self, out: Path) -> Path:
+        """Return where it is kept."""
+        return out / self.column / self.pool / f"seed-{self.seed}-fold-{self.fold}"
+
+    def __str__(self) -> str:
+        """Name it in messages."""
+        return f"{self.column} {self.pool} seed {self.seed} fold {self.fold}"
+
+
+def parse(kind: type[Parsed], argv: Sequence[str], presets: dict[str, dict[str, Any]], text: str | None) -> Parsed:
+    """Return the settings: a preset's, where a word does not tell otherwise."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", choices=presets, default="fast")
+    preset = first.parse_known_args(argv)[0].preset
+    return tyro.cli(kind, args=argv, default=kind(**{"preset": preset, **presets[preset]}), description=text)
+
+
+def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
+    """Run a program, and end it with one line where its user is to act."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main(argv)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; go on with the same command") from None
+    except (ValueError, OSError, FloatingPointError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def check(args: Args, known_pools: Sequence[str]) -> None:
+    """Raise ValueError, naming a setting, its value and what is allowed."""
+    shape(args).check()
+    for name in ("pools", "seeds", "folds"):
+        if not getattr(args, name):
+            raise ValueError(f"{name}: must be at least one")
+    for pool in args.pools:
+        if pool not in known_pools:
+            raise ValueError(f"pools={pool!r}: must be of {', '.join(known_pools)}")
+    limits: dict[str, tuple[float, float]] = {
+        "seeds": (0, 2**63 - 1), "folds": (1, FOLDS), "epochs": (1, 10**6), "batch_size": (1, 10**6),
+        "learning_rate": (1e-9, 1e3), "warmup": (0, 1), "weight_decay": (0, 1e3), "max_grad_norm": (1e-9, math.inf),
+        "threads": (1, 1024), "jobs": (1, 1024),
+    }  # fmt: skip
+    for name, (lowest, highest) in limits.items():
+        value = getattr(args, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not lowest <= number <= highest:  # NaN fails too
+                raise ValueError(f"{name}={number}: must be from {lowest:g} to {highest:g}")
+    try:
+        torch.zeros((), device=args.device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device={args.device!r}: {str(error).splitlines()[0]}") from None
+
+
+def shape(args: Args, attention_dropout: float = 0.0, final_norm: bool = False) -> Shape:
+    """Return the encoder's sizes."""
+    sizes = (args.layers, args.width, args.heads, args.feedforward, args.dropout)
+    return Shape(*sizes, attention_dropout, args.attention_scale, final_norm)
+
+
+def split(task: Task, fold: int) -> Split:
+    """Return the samples of a fold, on the CPU."""
+    learned = task.num_samples - task.num_test
+    if learned < FOLDS or task.num_test < 1:
+        raise ValueError(f"{learned} samples to train on and {task.num_test} to test: must be at least {FOLDS} and 1")
+    low, high = (learned * part // FOLDS for part in (fold - 1, fold))
+    index = torch.arange(task.num_samples)
+    return Split(torch.cat([index[:low], index[high:learned]]), index[low:high], index[learned:])
+
+
+def rate(args: Args, step: int, steps: int) -> float:
+    """Return the learning rate of a step, of 0 … steps − 1."""
+    rising = args.warmup * steps
+    if step < rising:
+        return args.learning_rate * (step + 1) / math.ceil(rising)
+    if args.schedule == "constant":
+        return args.learning_rate
+    return args.learning_rate * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+
+
+@dataclass
+class Run:
+    """What a run has come to."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    rows: list[dict[str, float]] = field(default_factory=list)  # one an epoch
+    best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best epoch
+
+    def save(self, path: Path, settings: dict[str, Any]) -> None:
+        """Write all of it."""
+        content = {"settings": settings, "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        runs.save_checkpoint(path, {**content, "rows": self.rows, "best": self.best})
+
+    def load(self, path: Path, settings: dict[str, Any]) -> None:
+        """Take up a checkpoint.
+
+        Raises:
+            ValueError: it is of other settings, naming them.
+        """
+        content = runs.load_checkpoint(path)
+        check_settings(path, content["settings"], settings)
+        self.network.load_state_dict(content["network"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.rows, self.best = content["rows"], content["best"]
+
+
+def check_settings(path: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Raise ValueError if a run in `path` had other settings than are asked."""
+    for name in {**saved, **asked}:
+        if saved.get(name) != asked.get(name):
+            raise ValueError(f"{name}={asked.get(name)}: {path} is of {saved.get(name)}; use another --out")
+
+
+def settings_of(args: Args, cell: Cell) -> dict[str, Any]:
+    """Return what a run depends on, as JSON has it."""
+    own = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | cell._asdict()
+    plain: dict[str, Any] = json.loads(json.dumps({x: None if y == math.inf else y for x, y in own.items()}))
+    return plain
+
+
+def epoch(task: Task, run: Run, forward: Callable[..., Tensor], index: Tensor, args: Args, seed: int) -> float:
+    """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
+    number = len(run.rows)
+    own = runs.environment_seed(seed, f"epoch {number}")
+    order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(own))].to(args.device)
+    generator = torch.Generator(args.device).manual_seed(own)
+    batches = order.split(args.batch_size)
+    run.network.train()
+    total = torch.zeros((), device=args.device)
+    with torch.random.fork_rng():  # dropout draws from the global state: seeded here, restored after
+        torch.manual_seed(own)
+        for step, some in enumerate(batches, start=number * len(batches)):
+            for group in run.optimizer.param_groups:
+                group["lr"] = rate(args, step, args.epochs * len(batches))
+            inputs, targets = task.batch(some, generator)
+            loss = task.loss(forward(inputs), targets)
+            run.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(run.network.parameters(), args.max_grad_norm)
+            run.optimizer.step()
+            total += loss.detach() * len(some)
+    return total.item() / len(index)
+
+
+@torch.no_grad()
+def mean_error(task: Task, run: Run, forward: Callable[..., Tensor], index: Tensor, device: str) -> float:
+    """Return the mean error of samples."""
+    run.network.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for some in index.to(device).split(EVALUATED):
+        inputs, targets = task.batch(some, None)
+        total += task.error(forward(inputs), targets).sum()
+    return total.item() / len(index)
+
+
+def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[str, Any]:
+    """Run a cell, or go on with it, and return its summary.
+
+    Raises:
+        ValueError: the folder holds a run of other settings.
+        FloatingPointError: the loss is not finite.
+    """
+    folder, settings = cell.folder(args.out), settings_of(args, cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoint.pt"
+    with lock(folder):
+        seed = runs.environment_seed(cell.seed, f"fold {cell.fold}")
+        network = task.network(cell.pool, seed).to(args.device)
+        decayed = torch.optim.AdamW(
+            network.parameters(), args.learning_rate, weight_decay=args.weight_decay, fused=True
+        )
+        run = Run(network, decayed)
+        if checkpoint.exists():
+            run.load(checkpoint, settings)
+        forward = torch.compile(network) if args.compile else network
+        parts = split(task, cell.fold)
+        bar = tqdm(total=args.epochs, initial=len(run.rows), desc=str(cell), unit="epoch", disable=not progress)
+        with bar:
+            while len(run.rows) < args.epochs:
+                row = one_epoch(task, run, forward, parts, args, seed)
+                if not math.isfinite(row["train_loss"] + row["validation_error"]):
+                    raise FloatingPointError(f"{cell}: the loss is not finite in epoch {len(run.rows) + 1}: {row}")
+                if not run.rows or row["validation_error"] < min(x["validation_error"] for x in run.rows):
+                    run.best = {name: weight.clone() for name, weight in network.state_dict().items()}
+                run.rows.append(row)
+                run.save(checkpoint, settings)
+                write_rows(folder / "metrics.csv", run.rows)
+                bar.set_postfix_str(f"validation error {row['validation_error']:.4g}", refresh=False)
+                bar.update()
+        network.load_state_dict(run.best)
+        best = min(run.rows, key=lambda row: row["validation_error"])
+        found = {
+            "settings": settings,
+            "versions": runs.versions(),
+            "best_epoch": best["epoch"],
+            "validation_error": best["validation_error"],
+            "test_error": mean_error(task, run, forward, parts.test, args.device),
+            "seconds": sum(row["seconds"] for row in run.rows),
+        }
+        runs.write_summary(folder / "summary.json", found)
+    return found
+
+
+def one_epoch(
+    task: Task, run: Run, forward: Callable[..., Tensor], parts: Split, args: Args, seed: int
+) -> dict[str, float]:
+    """Train an epoch and validate; returns the row of `metrics.csv`."""
+    start = time.perf_counter()
+    loss = epoch(task, run, forward, parts.train, args, seed)
+    trained = time.perf_counter()
+    error = mean_error(task, run, forward, parts.validation, args.device)
+    return {
+        "epoch": len(run.rows) + 1,
+        "train_loss": loss,
+        "validation_error": error,
+        "learning_rate": run.optimizer.param_groups[0]["lr"],
+        "seconds": trained - start,
+        "validation_seconds": time.perf_counter() - trained,
+    }
+
+
+def write_rows(path: Path, rows: list[dict[str, float]]) -> None:
+    """Write `metrics.csv`."""
+    lines = [",".join(rows[0]), *(",".join(f"{value:.9g}" for value in row.values()) for row in rows)]
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
+    """Return the summary of a finished run, or None.
+
+    Raises:
+        ValueError: it is of other settings, naming them.
+    """
+    path = cell.folder(args.out) / "summary.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    check_settings(path, found["settings"], settings_of(args, cell))
+    return found
+
+
+def run_cell(args: Args, cell: Cell, make_task: Callable[[Any, str], Task]) -> dict[str, Any]:
+    """Run a cell in a process of its own, or in this one with a progress bar."""
+    torch.set_num_threads(args.threads)
+    return train(make_task(args, cell.column), cell, args, progress=args.jobs == 1)
+
+
+def run_all(args: Args, columns: Sequence[str], make_task: Callable[[Any, str], Task]) -> dict[Cell, dict[str, Any]]:
+    """Run what is missing, `args.jobs` at a time, and return the summaries of all cells.
+
+    Raises:
+        ValueError, FloatingPointError: as `train` does.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    cells = [
+        Cell(column, pool, seed, fold)
+        for seed in args.seeds for fold in args.folds for column in columns for pool in args.pools
+    ]  # fmt: skip
+    found = {cell: read_summary(cell, args) for cell in cells}
+    missing = [cell for cell, summary in found.items() if summary is None]
+    print(f"{len(cells)} runs, {len(cells) - len(missing)} of them done before", flush=True)
+    for cell, summary in outcomes(args, missing, make_task):
+        found[cell] = summary
+        done = sum(x is not None for x in found.values())
+        print(
+            f"[{done}/{len(cells)}] {cell}: test error {summary['test_error']:.5f}, {summary['seconds']:.0f} s",
+            flush=True,
+        )
+    return {cell: summary for cell, summary in found.items() if summary is not None}
+
+
+def outcomes(
+    args: Args, cells: list[Cell], make_task: Callable[[Any, str], Task]
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Run cells and yield their summaries as they end."""
+    if args.jobs == 1 or len(cells) < 2:
+        for cell in cells:
+            yield cell, run_cell(dataclasses.replace(args, jobs=1), cell, make_task)
+        return
+    context = multiprocessing.get_context("spawn")
+    # Ctrl-C reaches the processes too: they end at once, each with the checkpoint of its last epoch
+    with ProcessPoolExecutor(args.jobs, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
+        futures = {pool.submit(run_cell, args, cell, make_task): cell for cell in cells}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise KeyboardInterrupt from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
