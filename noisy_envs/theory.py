@@ -118,6 +118,7 @@ def weight_bounds(margins: Margins, num_signal: int | Tensor, num_tokens: int | 
     _check_counts(tuple(margin.shape), k, n)
     others, noise = k - 1, n - k
     noise_others = (noise - 1).clamp(min=0)
+    margin, distance = (gap.masked_fill(noise == 0, math.inf) for gap in (margin, distance))
     optimal = 1 / k.to(margin.dtype)
     return Bounds(
         optimal - _weight(others, -signal_width, noise, -distance),

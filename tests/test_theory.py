@@ -195,7 +195,8 @@ def test_margins() -> None:
     assert (found[:, 3] == found[:, 2] + found[:, 0] + found[:, 1]).all()
     pure = torch.stack(margins(scores[0], signal[0], signal[0]))
     assert pure.tolist() == [2, 0, INF, INF]
-    assert [bound.item() for bound in bounds_of(scores[0], signal[0], signal[0])][2:] == [0, 0]
+    for pair in (margins(scores[0], signal[0], signal[0]), Margins(*torch.tensor([2.0, 1, 1, 4]))):
+        assert [bound.item() for bound in weight_bounds(pair, 3, 3)][2:] == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -380,6 +381,15 @@ def test_alone_equals_batched(name: str, row: int) -> None:
         among[0] = among[0][real]
     among[1] = among[1][real]
     torch.testing.assert_close(among, alone, **EXACT)
+
+
+@each_function
+def test_one_signal_serves_all_sets(name: str) -> None:
+    """Size 1 stands for all sets, of which the padding may differ."""
+    signal, mask = SIGNAL[1:2], MASK.index_fill(1, torch.tensor([1]), True)
+    tokens, pooled = rubbish(draw(B, N, DIM), mask), draw(B, DIM, seed=2)
+    expected = with_slopes(name, tokens, signal.expand(B, N), mask, pooled)
+    torch.testing.assert_close(with_slopes(name, tokens, signal, mask, pooled), expected, rtol=0, atol=0)
 
 
 # Errors
