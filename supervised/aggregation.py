@@ -1,7 +1,7 @@
 """Does the head matter, when the encoder can average? Each head learns the maximum, mean and minimum of a set.
 
-    python supervised/aggregation.py                               # minutes on a CPU: N = 32, two layers
-    python supervised/aggregation.py --preset paper --device cuda  # the paper's: N = 128, 12 layers, 100 epochs, 5 folds
+    python supervised/aggregation.py                                  # minutes on a CPU: N = 32, two layers
+    python supervised/aggregation.py --preset paper --device cuda     # N = 128, 12 layers, 100 epochs, 5 folds
 
 Appendix "Aggregation Function Approximation", Table 2: targets are the largest, mean and least value of each feature,
 the error is the mean squared error. OUT gets `table.md` and `results.json`; see `training.py` for what else it holds.

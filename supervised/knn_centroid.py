@@ -1,14 +1,14 @@
 """Which heads find the k nearest neighbours of a vector among N, and their centroid? (Section 4.2, Figure 4, Table 4)
 
-    python supervised/knn_centroid.py                              # minutes on a CPU: N = 32, two layers, k = 4
+    python supervised/knn_centroid.py                                 # minutes on a CPU: N = 32, two layers, k = 4
     python supervised/knn_centroid.py --ks 1 4 16 --pools adapool avgpool
-    python supervised/knn_centroid.py --preset paper --device cuda # the paper's: N = 128, 12 layers, 100 epochs, 5 folds
-    python supervised/knn_centroid.py --preset paper --num-vectors 32 --width 64 --device cuda             # an ablation
+    python supervised/knn_centroid.py --preset paper --device cuda    # N = 128, 12 layers, 100 epochs, 5 folds
+    python supervised/knn_centroid.py --preset paper --num-vectors 32 --width 64 --device cuda    # an ablation
 
-The first vector of a set is marked by a learned embedding; the target is the mean of its k nearest neighbours. They are the
-signal, k of N vectors. The error is the mean squared error, the paper's signal loss. Naive baselines: the centroid of
-all vectors, and the marked vector itself. OUT gets `table.md`, `results.json` and `signal_loss.png`; see `training.py`
-for what else it holds.
+The first vector of a set is marked by a learned embedding; the target is the mean of its k nearest neighbours. They are
+the signal, k of N vectors. The error is the mean squared error, the paper's signal loss. Naive baselines: the centroid
+of all vectors, and the marked vector itself. OUT gets `table.md`, `results.json` and `signal_loss.png`; see
+`training.py` for what else it holds.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class Block(nn.Module):
         """Map embeddings (B, N, H) to embeddings (B, N, H)."""
         heads = self.query_key_value(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(*heads, dropout_p=dropout, scale=self.scale)  # (B, heads, N, H / heads)
+        query, key, value = heads  # each (B, heads, N, H / heads)
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
         x = x + self.output(mixed.transpose(1, 2).flatten(2))
         forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
         return x + forwarded

@@ -75,8 +75,8 @@ def write(args: Args, script: str, title: str, text: str, found: Mapping[Cell, M
     notes = [
         f"# {title}",
         f"`{command}`",
-        f"Means over {' to '.join(map(str, counts))} runs (seeds and folds), ± standard error over them; the test set is "
-        "looked at once, by the weights of the best validation epoch.",
+        f"Means over {' to '.join(map(str, counts))} runs (seeds and folds), ± standard error over them; the test set "
+        "is looked at once, by the weights of the best validation epoch.",
         text,
         f"Runs: {', '.join(f'{name} {value}' for name, value in told.items())}.",
         f"Settings: {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(args).items())}.",

@@ -1,4 +1,4 @@
-"""What the experiments on the synthetic sets share: their settings, and a task of a set and a vector to predict from it."""
+"""What the experiments on the synthetic sets share: settings, and the task to predict a vector from a set."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class SetArgs(training.Args):
 
 # appendix "Supervised KNN Centroid", and the folds of Section 4.2
 PAPER: dict[str, Any] = {
-    "num_sets": 1_000_000, "num_vectors": 128, "seeds": (1,), "folds": (1, 2, 3, 4, 5), "epochs": 100, "batch_size": 750,
-    "learning_rate": 5e-4, "layers": 12, "heads": 8, "dropout": 0.1, "schedule": "constant", "warmup": 0.0,
-    "max_grad_norm": float("inf"), "jobs": 1,
+    "num_sets": 1_000_000, "num_vectors": 128, "seeds": (1,), "folds": (1, 2, 3, 4, 5), "epochs": 100,
+    "batch_size": 750, "learning_rate": 5e-4, "schedule": "constant", "warmup": 0.0, "max_grad_norm": float("inf"),
+    "layers": 12, "heads": 8, "dropout": 0.1, "jobs": 1,
 }  # fmt: skip
 
 

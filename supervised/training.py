@@ -1,11 +1,11 @@
 """What the supervised experiments share: runs that resume, folds, one final test, several runs at a time.
 
-A run is one column of a table (a number of neighbours, a target, a data set), one pooling head, seed and fold. Its folder,
-OUT/COLUMN/POOL/seed-S-fold-F, holds `checkpoint.pt` after each epoch, `metrics.csv`, and at the end `summary.json`. The
-same command again goes on where it was stopped, and runs only what is missing.
+A run is one column of a table (a number of neighbours, a target, a data set), one pooling head, seed and fold. Its
+folder, OUT/COLUMN/POOL/seed-S-fold-F, holds `checkpoint.pt` after each epoch, `metrics.csv`, and at the end
+`summary.json`. The same command again goes on where it was stopped, and runs only what is missing.
 
-A fold is one of five equal parts, one after another, of what is not for testing; it validates, the others train. The test
-set is looked at once: at the end, by the weights of the epoch whose validation error was least.
+A fold is one of five equal parts, one after another, of what is not for testing; it validates, the others train. The
+test set is looked at once: at the end, by the weights of the epoch whose validation error was least.
 """
 
 from __future__ import annotations
