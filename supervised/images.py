@@ -1,8 +1,8 @@
 """Images to classify: read and checked, normalised, augmented, cut into patches, hidden among pieces of others.
 
-The paper's CIFAR experiments (section 4.4, appendix A) are on `cifar10` and `cifar100`; `fashion-mnist` and `digits`
-are there for machines without a network. `clutter` is not the paper's: it sets the signal-to-noise ratio k/N of section
-3 by hand, where CIFAR's own is unknown.
+The paper's experiments (section 4.5, appendix C.7) are on `cifar10` and `cifar100`; `fashion-mnist` and `digits` are
+there for machines without a network. `clutter` is not the paper's: it sets the signal-to-noise ratio k/N of section 3.1
+by hand, where CIFAR's own is unknown.
 
 Shapes: `B` images of a batch, `M` of a set, `C` channels, `S` an image's side, `T` a canvas's, in pixels; `N` patches.
 """
@@ -18,6 +18,7 @@ import struct
 import sys
 import tarfile
 import threading
+import urllib.error
 import urllib.request
 import zlib
 from concurrent.futures import Future
@@ -124,10 +125,10 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator, padding: int, flip: bool) -> Tensor:
-    """Crop each image at random after padding, and mirror it as often as not: float (B, C, S, S) -> the same shape.
+    """Crop each image at random after padding, and mirror it as often as not: (B, C, S, S) -> the same shape.
 
-    The paper crops with a padding of 4 at S = 32. The border is 0, after `normalise` the mean colour; torchvision's
-    usual order, pad and then normalise, makes it black. A generator on the CPU draws the same for images anywhere.
+    The paper crops with a padding of 4 at S = 32. The border is 0: the mean colour of images that are normalised, but
+    black, as in torchvision's usual order, of uint8. A generator on the CPU draws the same for images anywhere.
     """
     batch, channels, side, _ = images.shape
     device = images.device
@@ -337,6 +338,8 @@ def _fetch(url: str, path: Path) -> bytes:
         with _open(url) as response:
             return response.read()
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         advice = f"fetch it elsewhere and put it at {path}, or name its folder with --data-dir"
         raise ConnectionError(f"{url} could not be fetched ({str(error) or 'no answer'}); {advice}") from error
 

@@ -33,7 +33,14 @@ def load_module():
 images = load_module()
 RNG = np.random.default_rng(0)
 MEMBERS = {
-    "cifar10": [f"cifar-10-batches-bin/{name}" for name in (*images.BATCHES, "test_batch.bin")],
+    "cifar10": [
+        "cifar-10-batches-bin/data_batch_1.bin",
+        "cifar-10-batches-bin/data_batch_2.bin",
+        "cifar-10-batches-bin/data_batch_3.bin",
+        "cifar-10-batches-bin/data_batch_4.bin",
+        "cifar-10-batches-bin/data_batch_5.bin",
+        "cifar-10-batches-bin/test_batch.bin",
+    ],
     "cifar100": ["cifar-100-binary/train.bin", "cifar-100-binary/test.bin"],
 }
 
@@ -405,23 +412,25 @@ def test_a_constant_channel_is_refused():
         images.statistics(pixels)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("padding", [0, 1, 4])
-def test_augment_beside_a_loop(padding, flip):
-    pixels = noise(64, 3, 8, 8) + 1
+def test_augment_beside_a_loop(padding, flip, dtype):
+    pixels = (noise(64, 3, 8, 8) + 1).to(dtype)
+    before = pixels.clone()
     found = images.augment(pixels, seeded(3), padding, flip)
     generator = seeded(3)
     draws = [torch.randint(bound, (64, 1), generator=generator) for bound in (2 * padding + 1, 2 * padding + 1, 2)]
     for image in range(64):
         top, left, mirrored = (int(draw[image]) for draw in draws)
-        expected = torch.zeros(3, 8, 8)
+        expected = torch.zeros(3, 8, 8, dtype=dtype)
         for row in range(8):
             for column in range(8):
                 y, x = row + top - padding, column + left - padding
                 if 0 <= y < 8 and 0 <= x < 8:
                     expected[:, row, 7 - column if flip and mirrored else column] = pixels[image, :, y, x]
         assert torch.equal(found[image], expected)
-    assert torch.equal(pixels, noise(64, 3, 8, 8) + 1)
+    assert torch.equal(pixels, before) and found.dtype == dtype
 
 
 def test_augment_draws_all_offsets_and_half_of_the_mirrors():
