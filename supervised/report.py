@@ -6,17 +6,18 @@ import dataclasses
 import io
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from training import Args, Cell
 
-from noisy_envs import runs
+from noisy_envs import results, runs
 from noisy_envs.files import write_atomically
-from noisy_envs.results import COLOURS, NAMES
 
+NAMES = results.NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
+COLOURS = results.COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
 Paper = Mapping[str, Mapping[str, float]]  # row -> column -> number
 
 
@@ -33,11 +34,13 @@ class Score(NamedTuple):
         return f"{self.mean:.{digits}f}{spread}"
 
 
-def scores(found: Mapping[Cell, Mapping[str, Any]], factor: float = 1.0) -> dict[str, dict[str, Score]]:
-    """Return the test errors of pools (rows) and columns, times a factor."""
+def scores(
+    found: Mapping[Cell, Mapping[str, Any]], told: Callable[[float], float] = float
+) -> dict[str, dict[str, Score]]:
+    """Return the test errors of pools (rows) and columns, or what is told instead of each."""
     values: dict[str, dict[str, list[float]]] = {}
     for cell, summary in found.items():
-        values.setdefault(cell.pool, {}).setdefault(cell.column, []).append(factor * summary["test_error"])
+        values.setdefault(cell.pool, {}).setdefault(cell.column, []).append(told(summary["test_error"]))
     return {pool: {column: _score(one) for column, one in row.items()} for pool, row in values.items()}
 
 
@@ -93,8 +96,9 @@ def plot_lines(
     paper: Paper,
     positions: Mapping[str, float],
     labels: tuple[str, str],
+    log: bool = True,
 ) -> None:
-    """Draw errors over the columns' positions, both axes logarithmic; the paper's as thin dashed lines."""
+    """Draw scores over the columns' positions, both axes logarithmic if `log`; the paper's as thin dashed lines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,15 +108,16 @@ def plot_lines(
         x = [positions[column] for column in row]
         means, errors = [score.mean for score in row.values()], [np.nan_to_num(score.error) for score in row.values()]
         axes.errorbar(x, means, errors, color=COLOURS.get(name), marker="o", markersize=4, capsize=3, label=NAMES[name])
-    for style, (name, numbers) in zip((":", "-."), baselines.items(), strict=False):
+    for style, (name, numbers) in zip((":x", "-.+"), baselines.items(), strict=False):
         axes.plot([positions[x] for x in numbers], list(numbers.values()), style, color="0.4", linewidth=1, label=name)
     for name, numbers in paper.items():
         if name in rows:
             x = [positions[column] for column in numbers]
             axes.plot(x, list(numbers.values()), "--", color=COLOURS.get(name), linewidth=1, alpha=0.5)
     axes.set(xlabel=labels[0], ylabel=labels[1], xscale="log")
-    axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
-    axes.set_ylim(bottom=0)
+    if log:
+        axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
+        axes.set_ylim(bottom=0)
     ticks = sorted(set(positions.values()))
     axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     axes.minorticks_off()
