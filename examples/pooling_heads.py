@@ -1,12 +1,12 @@
 """Put a pooling head on your own model: torch's encoder over padded sets, or a small vision transformer.
 
-    python examples/pooling_heads.py [--model set|vit] [--pool avg|max|cls|ada] [--query corner] [--steps 200] [--seed 0]
+    python examples/pooling_heads.py [--model set|vit] [--pool avg|max|cls|ada] [--query corner] [--seed 0]
 
 A head has three methods: `extend` before the encoder (the class token enters there), `forward` after it, and `weights`
 to see what each token got. Masks are True where a token is real, torch's `src_key_padding_mask` where it is padding.
 With one seed every head gets the same encoder, the same data, and its own weights. Two toy tasks, mostly noise:
 
-set: up to 16 tokens of 4 features; the target is the mean of those whose first feature is positive, about a quarter.
+set: up to 16 tokens of 4 features; the target is the mean of those whose first feature is positive, about a third.
 vit: 32 × 32 pixels, a square of one brightness amid patches of any other; the target is that brightness. AdaPool's
     query is the mean of the four patches in the middle, as the paper has it for pictures, or what --query names.
 
@@ -39,7 +39,7 @@ def make_head(pool: str, query: str, generator: torch.Generator) -> Head:
         return ClsToken(DIM, generator=generator)
     if pool == "ada":
         return AdaPool(DIM, HEADS, QUERIES[query], init_std=0.2, generator=generator)
-    return {"avg": AvgPool, "max": MaxPool}[pool]()
+    return MaxPool() if pool == "max" else AvgPool()
 
 
 class Patches(nn.Module):
@@ -151,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> tuple[float, float]:
     parser.add_argument("--model", choices=("set", "vit"), default="set")
     parser.add_argument("--pool", choices=("avg", "max", "cls", "ada"), default="ada")
     parser.add_argument("--query", choices=QUERIES, help="of ada; mean for sets, centre for pictures if not given")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(words)
     sets = args.model == "set"
