@@ -11,7 +11,7 @@ n varies at --fixed-d and d at --fixed-n. Products that the forward pass of a se
                          counts it (appendix, "Time Complexity of AdaPool": O(n d + n d²))
 
 With equal weights the last two give equal numbers; ours is of O(n d h + d²), as it moves W_K to the query's side and
-W_V behind the sum. "Least" is the larger of what torch takes to read the tokens once (`sum`), and of the products at the
+W_V behind the sum. "Least" is the larger of what torch takes to read the tokens once (`sum`) and of the products at the
 speed of a large matrix product: what forward alone could reach. On small sizes all is the price of calls.
 
 The encoder is torch's, in training mode, with h heads, a feed-forward layer of 4 d and no dropout; ClsToken's has n + 1
@@ -205,9 +205,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     matrix = torch.randn(1024, 1024, device=args.device)
     rate = 1024**3 / medians([lambda: matrix @ matrix], args.repeats, args.device)[0]
-    print(
-        f"{runs.versions()}\nbatch {args.batch}, {args.device}, {rate / 1e9:,.0f}e9 products/s; times in µs a batch\n"
-    )
+    about = runs.versions()
+    print(f"{about}\nbatch {args.batch}, {args.device}, {rate / 1e9:,.0f}e9 products/s; times in µs a batch\n")
     print("| head | n | d | products, millions | least | forward | and backward | on encoder: forward | and backward |")
     print("|---|---|---|---|---|---|---|---|---|")
     rows: list[Row] = []
@@ -215,7 +214,7 @@ def main() -> None:
         rows += measure(n, d, rate, args)
         print(*map(show, rows[-len(POOLS) :]), sep="\n", flush=True)
     if args.out:
-        title = f"batch {args.batch}, {args.device}, torch {torch.__version__}, commit {runs.commit()}"
+        title = f"batch {args.batch}, {args.device}, torch {about['torch']}, commit {about['commit']}"
         draw(args.out, rows, {"n": args.fixed_n, "d": args.fixed_d}, title)
 
 
