@@ -13,6 +13,8 @@ n varies at --fixed-d and d at --fixed-n. Products that the forward pass of a se
 With equal weights the last two give equal numbers; ours is of O(n d h + d²), as it moves W_K to the query's side and
 W_V behind the sum. "Least" is the larger of what torch takes to read the tokens once (`sum`) and of the products at the
 speed of a large matrix product: what forward alone could reach. On small sizes all is the price of calls.
+Measured at n = 32, d = 256, batch 64, forward and backward: 5.6 ms for ours, 28.6 ms for torch's; from d = 128 to 256
+forward alone grows 2.8 and 4.7 times (one core of an AMD EPYC, commit 4f6e2b0a52ca; tests ran beside it).
 
 The encoder is torch's, in training mode, with h heads, a feed-forward layer of 4 d and no dropout; ClsToken's has n + 1
 tokens. Times are medians over --repeats, in which the heads take turns, in float32. With one thread on a CPU they are
@@ -175,15 +177,15 @@ def draw(path: Path, rows: Sequence[Row], fixed: dict[str, int], title: str) -> 
 
     figure = Figure(figsize=(9.5, 7.5), dpi=120, layout="constrained")
     panels = figure.subplots(2, 2, sharey="row")
-    places = {"both": "head alone", "encoder_both": f"head on {LAYERS} layers"}
+    places = {"both": "head alone", "encoder_both": f"head on a {LAYERS}-layer encoder"}
     for row, (column, place) in zip(panels, places.items(), strict=True):
         row[0].set_ylabel("forward and backward, ms a batch")
         for axes, (axis, other) in zip(row, (("n", "d"), ("d", "n")), strict=True):
             plot(axes, [found for found in rows if getattr(found, other) == fixed[other]], column, axis)
             axes.set_title(f"{place}, {other} = {fixed[other]}")
     figure.suptitle(title, fontsize=10)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
+    lines = sorted(panels[0, 0].get_lines(), key=lambda line: line.get_label().startswith("O("))  # guides last
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=9, frameon=False)
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     write_atomically(path, buffer.getvalue())
