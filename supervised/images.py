@@ -289,17 +289,19 @@ def _pair(pixels: np.ndarray, labels: np.ndarray, num_classes: int, path: Path) 
 
 
 def _digits() -> Images:
-    """Return scikit-learn's 1,797 digits, the levels 0..16 spread over 0..255; the last fifth, 360, is the test set.
+    """Return scikit-learn's 1,797 digits, the levels 0..16 spread over 0..255; a fifth, 360, is the test set.
 
-    The order is the file's, in which the classes are mixed, so nothing is drawn: the split is the same anywhere.
+    They are shuffled once and for all, the same anywhere: in the file one writer's digits follow another's, and those
+    of the last fifth are by people of whom the rest holds nothing.
     """
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("the digits come with scikit-learn: pip install scikit-learn") from error
     digits = load_digits()
-    pixels = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8)[:, None]
-    labels = torch.from_numpy(digits.target).long()
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(digits.target))
+    pixels = torch.from_numpy(digits.images[order] * (255 / 16)).round().to(torch.uint8)[:, None]
+    labels = torch.from_numpy(digits.target[order]).long()
     cut = len(pixels) * 4 // 5
     return Images(pixels[:cut], labels[:cut], pixels[cut:], labels[cut:], num_classes=10, flip=False)
 

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
-INIT_STD = 0.02  # of all weights (appendix "Supervised KNN Centroid")
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -32,6 +30,7 @@ class Shape:
     attention_scale: Literal["head", "width"] = (
         "width"  # 1/sqrt of the width of a head, or of all as in the paper's code
     )
+    init_std: float = 0.02  # of all weights at first (appendix "Supervised KNN Centroid")
     final_norm: bool = False
 
     def scale(self) -> float:
@@ -40,7 +39,7 @@ class Shape:
 
     def output_std(self) -> float:
         """Return the initial deviation of weights that end a residual branch, as in the paper's code."""
-        return INIT_STD / math.sqrt(2 * self.layers)
+        return self.init_std / math.sqrt(2 * self.layers)
 
     def check(self) -> None:
         """Raise ValueError, naming the number and what is allowed."""
@@ -52,6 +51,8 @@ class Shape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to below 1")
+        if not 0 < self.init_std < math.inf:
+            raise ValueError(f"init_std={self.init_std}: must be above 0")
 
 
 class Block(nn.Module):
@@ -106,7 +107,7 @@ class Network(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
                 ends_branch = name.endswith("output.weight") and name.startswith("blocks")
-                nn.init.normal_(weight, 0.0, shape.output_std() if ends_branch else INIT_STD, generator)
+                nn.init.normal_(weight, 0.0, shape.output_std() if ends_branch else shape.init_std, generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
         self.head = make_head(shape, torch.Generator().manual_seed(seed))
@@ -123,8 +124,9 @@ def ada(query: int | tuple[int, ...] | str) -> Callable[[Shape, torch.Generator]
 
     def make(shape: Shape, generator: torch.Generator) -> AdaPool:
         return AdaPool(
-            shape.width, shape.heads, query, scale=shape.scale(), output_std=shape.output_std(), generator=generator
-        )
+            shape.width, shape.heads, query,
+            scale=shape.scale(), init_std=shape.init_std, output_std=shape.output_std(), generator=generator,
+        )  # fmt: skip
 
     return make
 
@@ -132,7 +134,7 @@ def ada(query: int | tuple[int, ...] | str) -> Callable[[Shape, torch.Generator]
 HEADS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
     "avgpool": lambda shape, generator: AvgPool(),
     "maxpool": lambda shape, generator: MaxPool(),
-    "clstoken": lambda shape, generator: ClsToken(shape.width, INIT_STD, generator),
+    "clstoken": lambda shape, generator: ClsToken(shape.width, shape.init_std, generator),
     "adapool": ada(0),
 }
 

@@ -38,6 +38,7 @@ EVALUATED = 2000  # samples at a time without gradients
 # settings that a run may change when it goes on: they are not what it learns from
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
+Scale = Literal["head", "width"]
 FREE = ("out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets")
 
 
@@ -69,8 +70,10 @@ class Args:
     """width inside a feed-forward"""
     dropout: float = 0.0
     """share of the feed-forward's output that is dropped in training"""
-    attention_scale: Literal["head", "width"] = "width"
+    attention_scale: Scale = "width"
     """scores are divided by the square root of a head's width, or as in the paper's code of the whole width"""
+    init_std: float = 0.02
+    """standard deviation of all weights at first"""
     schedule: Schedule = "constant"
     """of the rate: cosine falls to zero at the end"""
     warmup: float = 0.0
@@ -185,7 +188,7 @@ def check(args: Args, known_pools: Sequence[str]) -> None:
 def shape(args: Args, attention_dropout: float = 0.0, final_norm: bool = False) -> Shape:
     """Return the encoder's sizes."""
     sizes = (args.layers, args.width, args.heads, args.feedforward, args.dropout)
-    return Shape(*sizes, attention_dropout, args.attention_scale, final_norm)
+    return Shape(*sizes, attention_dropout, args.attention_scale, args.init_std, final_norm)
 
 
 def split(task: Task, fold: int) -> Split:
