@@ -112,10 +112,15 @@ class Network(nn.Module):
                 nn.init.zeros_(weight)
         self.head = make_head(shape, torch.Generator().manual_seed(seed))
 
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs to what the head pools, embeddings (B, N, H); ClsToken makes N one larger."""
+        tokens, _ = self.head.extend(self.embed(inputs))
+        embeddings: Tensor = self.norm(self.blocks(tokens))
+        return embeddings
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs to outputs (B, ...)."""
-        tokens, _ = self.head.extend(self.embed(inputs))
-        output: Tensor = self.output(self.head(self.norm(self.blocks(tokens))))
+        output: Tensor = self.output(self.head(self.encode(inputs)))
         return output
 
 
