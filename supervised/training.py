@@ -15,11 +15,14 @@ import dataclasses
 import json
 import math
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -39,7 +42,10 @@ EVALUATED = 2000  # samples at a time without gradients
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
 Scale = Literal["head", "width"]
-FREE = ("out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets")
+FREE = (
+    "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets",
+    "canvas", "download",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -363,13 +369,17 @@ def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None.
 
     Raises:
-        ValueError: it is of other settings, naming them.
+        ValueError: it is of other settings, naming them, or damaged.
     """
     path = cell.folder(args.out) / "summary.json"
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    check_settings(path, found["settings"], settings_of(args, cell))
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        settings = found["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and it is written again") from None
+    check_settings(path, settings, settings_of(args, cell))
     return found
 
 
@@ -406,19 +416,55 @@ def run_all(args: Args, columns: Sequence[str], make_task: Callable[[Any, str], 
 def outcomes(
     args: Args, cells: list[Cell], make_task: Callable[[Any, str], Task]
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run cells and yield their summaries as they end."""
+    """Run cells and yield their summaries as they end.
+
+    The processes know nothing of Ctrl-C. However this one ends, they end at once, each with its last checkpoint.
+    """
     if args.jobs == 1 or len(cells) < 2:
         for cell in cells:
             yield cell, run_cell(dataclasses.replace(args, jobs=1), cell, make_task)
         return
     context = multiprocessing.get_context("spawn")
-    # Ctrl-C reaches the processes too: they end at once, each with the checkpoint of its last epoch
-    with ProcessPoolExecutor(args.jobs, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
-        futures = {pool.submit(run_cell, args, cell, make_task): cell for cell in cells}
+    with ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
         try:
+            with interrupts_later():  # from which the processes inherit it, before they can ignore it themselves
+                futures = {pool.submit(run_cell, args, cell, make_task): cell for cell in cells}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BrokenProcessPool:
-            raise KeyboardInterrupt from None
+        except BaseException as error:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ChildProcessError(
+                    "a run was killed, for want of memory perhaps; go on with the same command"
+                ) from None
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Let a process of a pool leave Ctrl-C to its parent, and end when that ends, killed even."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which outlives a process that is killed
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back, where the system can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
