@@ -16,8 +16,7 @@ from pathlib import Path
 
 import report
 import training
-from network import HEADS
-from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, sets_of
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_of
 from torch import Tensor
 
 
@@ -54,8 +53,10 @@ def make_task(args: Args, column: str) -> SetTask:
 def main(argv: Sequence[str]) -> None:
     """Run what is missing; write the table."""
     args = training.parse(Args, argv, {"fast": {}, "paper": PAPER}, __doc__)
-    training.check(args, list(HEADS))
-    for target in args.targets or ("",):
+    check(args)
+    if not args.targets:
+        raise ValueError("targets: must be at least one")
+    for target in args.targets:
         if target not in TARGETS:
             raise ValueError(f"targets={target!r}: must be of {', '.join(TARGETS)}")
     sets_of(args)  # written before several runs ask for it

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import report
 import training
-from network import HEADS
-from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, sets_of, test_sets
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_of, test_sets
 from synthetic import centroids
 
 
@@ -79,8 +78,10 @@ def papers(args: Args) -> dict[str, dict[str, float]]:
 def main(argv: Sequence[str]) -> None:
     """Run what is missing; write table and figure."""
     args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
-    training.check(args, list(HEADS))
-    for k in args.ks or (0,):
+    check(args)
+    if not args.ks:
+        raise ValueError("ks: must be at least one")
+    for k in args.ks:
         if not 1 <= k <= args.num_vectors:
             raise ValueError(f"ks={k}: must be from 1 to {args.num_vectors}, the vectors of a set")
     sets_of(args)  # written before several runs ask for it

@@ -65,6 +65,14 @@ PAPER: dict[str, Any] = {
 }  # fmt: skip
 
 
+def check(args: SetArgs) -> None:
+    """Raise ValueError, naming a setting, its value and what is allowed."""
+    training.check(args, list(HEADS))
+    for name, least in (("num_sets", 2 * training.FOLDS), ("num_vectors", 2), ("num_features", 1), ("data_seed", 0)):
+        if getattr(args, name) < least:
+            raise ValueError(f"{name}={getattr(args, name)}: must be at least {least}")
+
+
 def sets_of(args: SetArgs) -> Tensor:
     """Return the sets (num_sets, N, D): drawn on a GPU, or on a CPU mapped from a file."""
     sets = Sets(args.num_sets, args.num_vectors, args.num_features, args.data_seed)

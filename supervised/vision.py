@@ -142,15 +142,20 @@ class Vision:
         self.mean, self.std = images.statistics(self.learned)
         self.side, self.patch = self.images.shape[2], args.patch or PATCH[args.dataset]
         self.canvas = canvas_of(column) or self.side
+        if self.canvas < self.side:
+            raise ValueError(f"canvas={self.canvas}: must be 0 for the image alone, or at least its side, {self.side}")
+        if not 0 <= args.padding <= self.side:
+            raise ValueError(f"padding={args.padding}: must be from 0 to {self.side}, the image's side")
         self.grid = images.grid(self.canvas, self.patch)
+        self.shape = training.shape(args, args.attention_dropout, final_norm=True)
+        self.shape.check()
 
     def network(self, pool: str, seed: int) -> Network:
         """Make the network with one of the heads."""
-        shape = training.shape(self.args, self.args.attention_dropout, final_norm=True)
-        embed = PatchEmbedding(self.grid**2, self.images.shape[1] * self.patch**2, shape.width)
+        embed = PatchEmbedding(self.grid**2, self.images.shape[1] * self.patch**2, self.shape.width)
         with torch.random.fork_rng(devices=[]):
-            output = nn.Linear(shape.width, self.data.num_classes)
-        return Network(shape, embed, head(pool, self.grid), output, seed)
+            output = nn.Linear(self.shape.width, self.data.num_classes)
+        return Network(self.shape, embed, head(pool, self.grid), output, seed)
 
     def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Return patches (B, N, P) and labels (B,); in training cropped and, where labels allow it, mirrored."""
