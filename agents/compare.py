@@ -328,8 +328,16 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         return outcome("")
     if stop.times:
         return outcome("stopped")
-    last = cell.log.read_text(errors="replace").splitlines()[-1]  # an agent's error is one line
-    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {last}")
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    return outcome(f"{ended}: {reason(cell.log.read_text(errors='replace'))}")
+
+
+def reason(log: str) -> str:
+    """Return the line of a log that tells why an agent ended: its last, or in a box the first."""
+    lines = [line.strip("─╭╮╰╯│ ") for line in log.splitlines()]
+    told = [line for line in lines if line]
+    boxed = [index for index, line in enumerate(log.splitlines()) if line.startswith("╭")]
+    return lines[boxed[-1] + 1] if boxed else told[-1] if told else "no word"
 
 
 def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -87,9 +88,10 @@ class Args:
     run_dir: Path = Path("runs")
     """folder in which the run makes its own"""
     resume: Path | None = None
-    """folder of a run to continue with its settings; what does not change the course of learning may be given anew"""
+    """folder of a run to continue with its settings; what does not change the course of learning may be given anew,
+    more steps too where the rate is not annealed"""
     save_every: int = 10
-    """updates between two checkpoints"""
+    """updates between two checkpoints; there is one after the first update, too"""
     track: bool = False
     """send the log to Weights & Biases"""
     wandb_project: str = "noisy-envs"
@@ -97,7 +99,7 @@ class Args:
     evaluate: tuple[Path, ...] = ()
     """checkpoints, or folders of runs, to evaluate without training, at each `--num-noise`"""
     record: Path | None = None
-    """GIF or MP4 of an evaluated episode, with the weights of the pooling head"""
+    """GIF or MP4 of an episode, with the weights of the pooling head; of the first run and noise that are evaluated"""
     eval_episodes: int = 100
     """episodes of an evaluation, on seeds that training never uses"""
     eval_actions: Literal["best", "sampled"] = "best"
@@ -633,6 +635,7 @@ def collect(
 
 
 CPU_CHUNK = 1024  # samples
+NOTHING_SAVED = "stopped before the first update was done: there is nothing to go on with"
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 
 
@@ -988,7 +991,7 @@ def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
     own = type(agent.pool).__name__
     head = content.get("head", own)  # older checkpoints do not tell
     if head != own:
-        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's")
+        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's; use ppo_{head.lower()}.py")
     try:
         agent.load_state_dict(content["agent"])
     except RuntimeError as error:
@@ -1158,8 +1161,8 @@ class Trainer:
         """Play and learn until the end, saving on the way. Returns the log.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the update in hand is done and saved; a second one stops at
-                once.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, once the update in hand is done and saved; a second one
+                stops at once.
         """
         args, size = self.args, self.size
         log, stopping = None, torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")
@@ -1168,8 +1171,10 @@ class Trainer:
             stopping.fill_(1)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if RANK == 0:  # print could be what the signal interrupted
+                os.write(2, b"\nstopping after this update, which is saved; once more: at once\n")
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, stop) for number in stop_signals()}
         bar = tqdm(
             total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
@@ -1177,9 +1182,9 @@ class Trainer:
         try:
             while self.step + size <= args.total_timesteps and not average(stopping):
                 values = self.iterate()
+                if self.updates == 1 or self.updates % args.save_every == 0:
+                    self.save()
                 if RANK > 0:
-                    if self.updates % args.save_every == 0:
-                        self.save()
                     continue
                 if log is None:
                     log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
@@ -1190,8 +1195,6 @@ class Trainer:
                     False,
                 )
                 bar.update(size)
-                if self.updates % args.save_every == 0:
-                    self.save()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -1242,6 +1245,14 @@ class Trainer:
             self.lock.close()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask to stop, a closed terminal's too where it is not ignored, as under nohup."""
+    asked = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+        asked.append(signal.SIGHUP)
+    return asked
+
+
 def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
     """Sum up returns (E,): their mean and normalised score, with 95 % bootstrapped confidence intervals."""
     low, high = runs.bootstrap_interval(returns, seed)
@@ -1267,7 +1278,10 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
     players = []
     for path in dict.fromkeys(args.evaluate):
-        saved = dataclasses.replace(load_args(path), **asked)
+        saved = load_args(path)
+        trained, saved = saved.env_id, dataclasses.replace(saved, **asked)
+        if ENVIRONMENTS[saved.env_id][0] != ENVIRONMENTS[trained][0]:
+            raise ValueError(f"env_id={saved.env_id!r}: {path} was trained in another game, {trained}")
         content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
@@ -1291,7 +1305,10 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
         runs.plot_scores(folder / "matrix.png", rows)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     if args.record is not None:  # last: an error in drawing must not cost the result
-        runs.write_video(args.record, film(players[0][3], players[0][2]), fps=10)
+        path, _, here, agent = players[0]
+        runs.write_video(args.record, film(agent, here), fps=10)
+        at = "" if noise_of(here) is None else f" at noise {noise_of(here)}"
+        print(f"see {path}{at} in {args.record}")
     return rows
 
 
@@ -1307,13 +1324,22 @@ def train(args: Args) -> dict[str, Any]:
         trainer = Trainer(args)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
+    summary_path = trainer.folder / "summary.json"
+    if args.resume is not None and trainer.step + trainer.size > args.total_timesteps and summary_path.exists():
+        trainer.close()
+        if RANK == 0:
+            print(f"{trainer.folder} is finished: see curve.png, metrics.csv and summary.json there")
+        finished: dict[str, Any] = json.loads(summary_path.read_text())
+        return finished
     if RANK == 0:
-        print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}")
+        begun = f" from step {trainer.step:,}" if trainer.step else ""
+        print(f"run: {trainer.folder},{begun} to {args.total_timesteps:,} steps by the preset {args.preset!r}")
     try:
         rows = trainer.train()
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
-        told = f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}"
+        saved = (trainer.folder / "checkpoint.pt").exists()
+        told = f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else NOTHING_SAVED
         raise SystemExit(told if RANK == 0 else 1) from None  # no other process knows the folder
     except OSError as error:
         saved = (trainer.folder / "checkpoint.pt").exists()

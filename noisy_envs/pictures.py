@@ -19,6 +19,7 @@ from noisy_envs.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL import Image as PILImage
 
 Array = npt.NDArray[Any]
 Picture = npt.NDArray[np.uint8]
@@ -198,12 +199,23 @@ def write_gif(path: Path, frames: Sequence[Picture], fps: int) -> None:
     from PIL import Image
 
     _check_frames(frames, fps)
-    # one palette for all, or colours would flicker
-    palette = Image.fromarray(np.concatenate(frames[:: max(1, len(frames) // 4)])).quantize(64)
+    palette = _palette(np.concatenate(frames[:: max(1, len(frames) // 4)]))  # one for all, or colours would flicker
     images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
     write_atomically(path, buffer.getvalue())
+
+
+def _palette(picture: Picture) -> PILImage.Image:
+    """Return 128 colours of a picture (H, W, 3): its 32 most frequent as they are, the others mixed."""
+    from PIL import Image
+
+    colours, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
+    exact = colours[np.argsort(-counts, kind="stable")[:32]]
+    mixed = np.array(Image.fromarray(picture).quantize(96).getpalette(), np.uint8)[: 3 * 96]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*exact.flatten().tolist(), *mixed.tolist()])
+    return palette
 
 
 def _write_mp4(path: Path, frames: Sequence[Picture], fps: int) -> None:
