@@ -180,6 +180,16 @@ def load_agent(head: str) -> Any:
     return agent
 
 
+def load_supervised(name: str) -> Any:
+    """Import a module of supervised/, which is no package: it and the siblings it imports go by their files' names."""
+    folder = str(ROOT / "supervised")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
 TINY = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "1"]
 TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-gif"]
 

@@ -1,0 +1,544 @@
+"""Supervised experiments: networks as the appendix has them, presets, and the scripts from words to tables."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, load_supervised
+
+torch = pytest.importorskip("torch")
+for needed in ("tyro", "matplotlib", "sklearn"):
+    pytest.importorskip(needed)
+network, report, training = (load_supervised(name) for name in ("network", "report", "training"))
+set_task, images = load_supervised("set_task"), load_supervised("images")
+SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
+knn_centroid, aggregation, vision = SCRIPTS.values()
+
+SHAPE = network.Shape(layers=2, width=16, heads=4, feedforward=24, init_std=0.5)
+SETS = torch.randn(6, 9, 16, generator=torch.Generator().manual_seed(0))
+each_pool = pytest.mark.parametrize("pool", network.HEADS)
+
+
+@pytest.fixture(autouse=True)
+def restored(tmp_path, monkeypatch):
+    """Work in an empty folder, on one thread as runs do, and leave the process as it was."""
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+
+
+# networks
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("width", 1 / 4), ("head", 1 / math.sqrt(2))])
+def test_scale_of_the_attention(kind, scale):
+    shape = network.Shape(layers=12, width=16, heads=8, feedforward=64, attention_scale=kind)
+    assert shape.scale() == pytest.approx(scale)
+    built = network.set_network(shape, 16, "adapool", 1)
+    assert [block.scale for block in built.blocks] == pytest.approx([scale] * 12)
+    assert built.head.scale == pytest.approx(scale)
+
+
+def norm(x, layer):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-5) * layer.weight.detach().numpy() + layer.bias.detach().numpy()
+
+
+def test_a_block_beside_its_formula():
+    """Pre-norm: x + A(norm(x)), then x + F(norm(x)); no bias in A."""
+    block = network.set_network(SHAPE, 16, "avgpool", 1).blocks[0].double().eval()
+    for name, weight in block.named_parameters():  # of norms and biases too
+        torch.nn.init.normal_(weight, float("norm.weight" in name), 0.3, torch.Generator().manual_seed(len(name)))
+    weights = {name: weight.detach().numpy() for name, weight in block.named_parameters()}
+    x = SETS.double().numpy()
+    query, key, value = np.split(norm(x, block.norm) @ weights["query_key_value.weight"].T, 3, axis=2)
+    mixed = np.zeros_like(x)
+    for head in range(4):
+        own = slice(4 * head, 4 * head + 4)
+        scores = np.exp(query[..., own] @ key[..., own].transpose(0, 2, 1) * SHAPE.scale())
+        mixed[..., own] = scores / scores.sum(axis=2, keepdims=True) @ value[..., own]
+    x = x + mixed @ weights["output.weight"].T
+    hidden = norm(x, block.ff_norm) @ weights["ff.weight"].T + weights["ff.bias"]
+    hidden = hidden * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(hidden)  # GELU
+    x = x + hidden @ weights["ff_output.weight"].T + weights["ff_output.bias"]
+    np.testing.assert_allclose(block(SETS.double()).detach(), x, atol=1e-9)
+    assert set(weights) == {
+        "query_key_value.weight", "output.weight", "ff.weight", "ff.bias", "ff_output.weight", "ff_output.bias",
+        "norm.weight", "norm.bias", "ff_norm.weight", "ff_norm.bias",
+    }  # fmt: skip
+
+
+@each_pool
+def test_weights_at_first(pool):
+    shape = network.Shape(layers=8, width=128, heads=8, feedforward=128)
+    built = network.set_network(shape, 100, pool, 1)
+    for name, weight in built.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            assert (weight == 1).all(), name
+        elif name.endswith("bias"):
+            assert (weight == 0).all(), name
+        else:
+            ends_branch = name.startswith(("blocks", "head")) and name.endswith("output.weight")
+            expected = 0.02 / math.sqrt(2 * 8) if ends_branch else 0.02
+            noise = 4 / math.sqrt(2 * weight.numel())
+            assert weight.std().item() == pytest.approx(expected, rel=noise), name
+            assert abs(weight.mean().item()) < 4 * expected / math.sqrt(weight.numel()), name
+    assert network.Shape(1, 4, 1, 1, init_std=0.3).output_std() == pytest.approx(0.3 / math.sqrt(2))
+
+
+def test_the_start_is_the_same_for_all_heads_at_one_seed():
+    def encoder(built):
+        return {name: weight for name, weight in built.state_dict().items() if not name.startswith("head")}
+
+    for features in (16, 5):
+        built = {pool: encoder(network.set_network(SHAPE, features, pool, 3)) for pool in network.HEADS}
+        first = built.pop("avgpool")
+        assert len(first) > 20
+        for pool, other in built.items():
+            assert first.keys() == other.keys(), pool
+            assert all(torch.equal(first[name], other[name]) for name in first), pool
+        other = encoder(network.set_network(SHAPE, features, "avgpool", 4))
+        assert not any(torch.equal(first[name], other[name]) for name in first if first[name].std() > 0)
+    heads = [network.set_network(SHAPE, 16, "adapool", seed).head.query.weight for seed in (3, 3, 4)]
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+
+
+def test_building_leaves_the_global_random_state_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    task = vision.Vision(vision.Args(), "digits")
+    for pool in vision.POOLS:
+        task.network(pool, 1)
+    for pool in network.HEADS:
+        network.set_network(SHAPE, 5, pool, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_projections_only_where_widths_differ():
+    same, other = (network.set_network(SHAPE, features, "avgpool", 1) for features in (16, 5))
+    assert isinstance(same.embed.project, torch.nn.Identity) and isinstance(same.output, torch.nn.Identity)
+    assert other.embed.project.weight.shape == (16, 5) and other.output.weight.shape == (5, 16)
+    assert other(SETS[..., :5]).shape == (6, 5)
+    torch.testing.assert_close(same.embed(SETS)[:, 1:], SETS[:, 1:])
+    torch.testing.assert_close(same.embed(SETS)[:, 0], SETS[:, 0] + same.embed.mark.weight[0])
+
+
+def count(built):
+    return sum(weight.numel() for weight in built.parameters())
+
+
+def test_counts_of_parameters_and_tokens():
+    shape = network.Shape(layers=12, width=16, heads=8, feedforward=64)
+    built = {pool: network.set_network(shape, 16, pool, 1) for pool in network.HEADS}
+    layer = 3 * 16**2 + 16**2 + (16 * 64 + 64) + (64 * 16 + 16) + 2 * 2 * 16
+    plain = 12 * layer + 16
+    assert {pool: count(one) - plain for pool, one in built.items()} == {
+        "avgpool": 0, "maxpool": 0, "clstoken": 16, "adapool": 4 * 16**2,
+    }  # fmt: skip
+    tokens = {pool: one.encode(SETS).shape[1] for pool, one in built.items()}
+    assert tokens == {"avgpool": 9, "maxpool": 9, "clstoken": 10, "adapool": 9}
+
+
+@each_pool
+def test_the_marked_vector_matters_and_the_order_of_the_others_does_not(pool):
+    """C66."""
+    built = network.set_network(SHAPE, 16, pool, 1).eval()
+    with torch.no_grad():
+        found = built(SETS)
+        order = torch.tensor([0, 5, 3, 8, 1, 2, 7, 4, 6])
+        torch.testing.assert_close(built(SETS[:, order]), found, atol=1e-5, rtol=1e-5)
+        for other_mark in (SETS.roll(1, dims=1), SETS[:, [4, 1, 2, 3, 0, 5, 6, 7, 8]]):
+            assert ((built(other_mark) - found).abs().amax(dim=1) > 0.01).all()
+        built.embed.mark.weight.zero_()
+        assert ((built(SETS) - found).abs().amax(dim=1) > 0.01).all()
+
+
+@each_pool
+def test_gradients_reach_all_weights(pool):
+    built = network.set_network(SHAPE, 16, pool, 1)
+    built(SETS).square().sum().backward()
+    for name, weight in built.named_parameters():
+        assert weight.grad is not None and weight.grad.abs().max() > 0, name
+
+
+def test_dropouts_act_in_training_alone():
+    for name in ("dropout", "attention_dropout"):
+        built = network.set_network(dataclasses.replace(SHAPE, **{name: 0.3}), 16, "avgpool", 1)
+        with torch.random.fork_rng():
+            assert not torch.allclose(built(SETS), built(SETS), atol=1e-3), name
+        built.eval()
+        plain = network.set_network(SHAPE, 16, "avgpool", 1)
+        torch.testing.assert_close(built(SETS), plain(SETS))
+
+
+# the task of sets
+
+
+def test_tests_are_of_the_last_tenth():
+    args = aggregation.Args(num_sets=57, num_vectors=4)
+    task = aggregation.make_task(args, "mean")
+    assert (task.num_samples, task.num_test) == (57, 5)
+    assert torch.equal(set_task.test_sets(args), task.sets[52:])
+    sets, targets = task.batch(torch.tensor([3, 50]), None)
+    assert torch.equal(sets, task.sets[[3, 50]]) and torch.equal(targets, sets.mean(dim=1))
+    outputs = targets + torch.arange(16.0)
+    assert task.loss(outputs, targets).item() == pytest.approx(77.5)  # the mean of 0², 1² … 15²
+    assert task.error(outputs, targets).tolist() == pytest.approx([77.5] * 2)
+
+
+@pytest.mark.parametrize("target", ["max", "mean", "min"])
+def test_targets_of_the_aggregation(target):
+    task = aggregation.make_task(aggregation.Args(num_sets=20, num_vectors=4), target)
+    np.testing.assert_allclose(task.targets, getattr(np, target)(task.sets.numpy(), axis=1), rtol=1e-6)
+
+
+def test_targets_of_the_centroid():
+    args = knn_centroid.Args(num_sets=20, num_vectors=6)
+    for k in (1, 3, 6):
+        task = knn_centroid.make_task(args, knn_centroid.name(k))
+        others = task.sets[:, 1:].numpy()
+        nearest = ((others - task.sets[:, :1].numpy()) ** 2).sum(axis=2).argsort(axis=1)[:, :k]
+        expected = np.stack([x[rows].mean(axis=0) for x, rows in zip(others, nearest, strict=True)])
+        np.testing.assert_allclose(task.targets, expected, rtol=0, atol=1e-6)
+
+
+def test_baselines():
+    args = knn_centroid.Args(num_sets=50, num_vectors=6, ks=(2, 6))
+    found = knn_centroid.baselines(args)
+    for k in (2, 6):
+        task = knn_centroid.make_task(args, knn_centroid.name(k))
+        sets, targets = task.sets[-5:], task.targets[-5:]
+        expected = [task.error(guess, targets).mean().item() for guess in (sets.mean(dim=1), sets[:, 0])]
+        assert [row[f"KNN-{k}"] for row in found.values()] == pytest.approx(expected, rel=1e-5)
+
+
+# images
+
+
+def test_digits_are_normalised():
+    """C71: over what is learned from, which the test set must not change."""
+    task = vision.Vision(vision.Args(), "digits")
+    patches, labels = task.batch(torch.arange(1437), None)
+    assert patches.shape == (1437, 16, 4) and labels.shape == (1437,)
+    assert abs(patches.mean()) < 1e-4 and abs(patches.std() - 1) < 1e-3
+    tests, _ = task.batch(torch.arange(1437, 1797), None)
+    assert tests.mean().abs() > 1e-4
+    assert (task.num_samples, task.num_test) == (1797, 360) and task.data.num_classes == 10
+
+
+def test_validation_images_are_cluttered_the_same_each_time():
+    args = vision.Args(padding=0)
+    task = vision.Vision(args, "digits on 12")
+    assert (task.canvas, task.grid) == (12, 6)
+    index = torch.arange(100, 140)
+    first, labels = task.batch(index, None)
+    assert first.shape == (40, 36, 4)
+    for again in (task.batch(index, None), vision.Vision(args, "digits on 12").batch(index, None)):
+        assert torch.equal(first, again[0]) and torch.equal(labels, again[1])
+    assert not torch.equal(task.batch(index[1:], None)[0][:1], first[1:2])  # other samples, other clutter
+    generator = torch.Generator().manual_seed(1)
+    drawn = [task.batch(index, generator)[0] for _ in range(2)]
+    assert not torch.equal(*drawn) and not torch.equal(drawn[0], first)
+    assert torch.equal(task.batch(index, torch.Generator().manual_seed(1))[0], drawn[0])
+
+
+@pytest.mark.parametrize(("padding", "same"), [(0, True), (2, False)])
+def test_images_are_cropped_in_training_alone(padding, same):
+    task = vision.Vision(vision.Args(padding=padding), "digits")
+    index = torch.arange(50)
+    plain, _ = task.batch(index, None)
+    assert torch.equal(plain, task.batch(index, None)[0])
+    assert torch.equal(plain, task.batch(index, torch.Generator().manual_seed(1))[0]) is same
+
+
+def test_clutter_is_never_of_test_images():
+    task = vision.Vision(vision.Args(), "digits on 16")
+    assert torch.equal(task.learned, task.images[:1437])
+
+
+def test_vision_network():
+    args = vision.Args(attention_dropout=0.25, layers=3)
+    task = vision.Vision(args, "digits on 12")
+    inputs, labels = task.batch(torch.arange(5), None)
+    starts = []
+    for pool in vision.POOLS:
+        built = task.network(pool, 2).eval()
+        assert built(inputs).shape == (5, 10)
+        assert isinstance(built.norm, torch.nn.LayerNorm) and len(built.blocks) == 3
+        assert all(block.attention_dropout == 0.25 for block in built.blocks)
+        starts.append({name: weight for name, weight in built.state_dict().items() if not name.startswith("head")})
+    for other in starts[1:]:
+        assert all(torch.equal(weight, other[name]) for name, weight in starts[0].items())
+    places = {pool: task.network(pool, 2).head.places for pool in vision.POOLS if pool.startswith("adapool")}
+    assert places == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
+    logits = torch.eye(10)[labels]
+    assert task.error(logits, labels).tolist() == [0] * 5
+    assert task.error(logits, (labels + torch.tensor([0, 1, 0, 1, 1])) % 10).tolist() == [0, 1, 0, 1, 1]
+    assert task.loss(torch.zeros(5, 10), labels).item() == pytest.approx(math.log(10))
+
+
+# the paper's numbers
+
+KNN_SETTINGS = {  # appendix "Supervised KNN Centroid"
+    "num_sets": 1_000_000, "num_vectors": 128, "num_features": 16, "data_seed": 42, "layers": 12, "heads": 8,
+    "width": 16, "feedforward": 64, "dropout": 0.1, "epochs": 100, "learning_rate": 5e-4, "batch_size": 750,
+    "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0,
+    "max_grad_norm": math.inf, "attention_scale": "width", "pools": ("avgpool", "maxpool", "clstoken", "adapool"),
+}  # fmt: skip
+CIFAR_SETTINGS = {  # appendix "CIFAR Training Hyperparameters"
+    "layers": 6, "heads": 8, "width": 512, "feedforward": 64, "attention_dropout": 0.1, "dropout": 0.1, "epochs": 300,
+    "warmup": 0.1, "learning_rate": 1e-3, "batch_size": 512, "weight_decay": 0.1, "max_grad_norm": 1.0,
+    "schedule": "cosine", "padding": 4, "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "attention_scale": "width",
+}  # fmt: skip
+
+
+def parsed(monkeypatch, script, *words):
+    """Return the settings that a script makes of words."""
+    found = []
+
+    def stop(args, *rest):
+        found.append(args)
+        raise InterruptedError
+
+    monkeypatch.setattr(training, "check", stop)
+    with pytest.raises(InterruptedError):
+        SCRIPTS[script].main(list(words))
+    return dataclasses.asdict(found[0])
+
+
+@pytest.mark.parametrize("script", ["knn_centroid", "aggregation"])
+def test_the_papers_settings_of_sets(monkeypatch, script):
+    own = {"knn_centroid": {"ks": (1, 2, 4, 8, 16, 32, 64, 128)}, "aggregation": {"targets": ("max", "mean", "min")}}
+    found = parsed(monkeypatch, script, "--preset", "paper", "--device", "cuda")
+    expected = KNN_SETTINGS | own[script]
+    assert {name: found[name] for name in expected} == expected and found["device"] == "cuda"
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_the_papers_settings_of_images(monkeypatch, dataset):
+    found = parsed(monkeypatch, "vision", "--preset", "paper", "--dataset", dataset)
+    assert {name: found[name] for name in CIFAR_SETTINGS} == CIFAR_SETTINGS
+    assert found["pools"] == vision.POOLS and (found["patch"] or vision.PATCH[dataset]) == 4
+
+
+@pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 60, 0), ("fashion-mnist", 4, 2)])
+def test_defaults_depend_on_the_data_set(monkeypatch, dataset, epochs, padding):
+    found = parsed(monkeypatch, "vision", "--dataset", dataset)
+    assert (found["epochs"], found["padding"]) == (epochs, padding)
+    assert parsed(monkeypatch, "vision", "--dataset", dataset, "--epochs", "7")["epochs"] == 7
+
+
+def test_the_papers_tables():
+    noise = {  # Table 4, as it is printed
+        "maxpool": "0.066 0.061 0.050 0.045 0.047 0.055 0.068 0.046",
+        "avgpool": "0.093 0.071 0.055 0.043 0.031 0.016 0.001 0.000",
+        "clstoken": "0.102 0.079 0.063 0.050 0.038 0.027 0.016 0.008",
+        "adapool": "0.037 0.019 0.006 0.004 0.003 0.002 0.001 0.000",
+        "baseline: centroid": "0.093 0.071 0.055 0.043 0.031 0.020 0.008 0.000",
+        "baseline: target": "0.058 0.044 0.040 0.041 0.048 0.060 0.080 0.126",
+    }
+    assert {row: " ".join(f"{x:.3f}" for x in values) for row, values in knn_centroid.PAPERS_LOSS.items()} == noise
+    assert {row: " ".join(f"{x:.3f}" for x in values.values()) for row, values in aggregation.PAPERS_ERROR.items()} == {
+        "maxpool": "0.000 0.026 0.297", "avgpool": "0.003 0.000 0.003",
+        "clstoken": "0.011 0.008 0.011", "adapool": "0.002 0.000 0.002",
+    }  # fmt: skip
+    assert [list(values) for values in aggregation.PAPERS_ERROR.values()] == [["max", "mean", "min"]] * 4
+    assert {row: " ".join(f"{x:.2f}" for x in values.values()) for row, values in vision.PAPERS_ACCURACY.items()} == {
+        "clstoken": "84.52 55.56", "avgpool": "87.15 59.63", "maxpool": "87.65 60.55",
+        "adapool-focal": "87.98 61.22", "adapool-mean": "87.84 61.23", "adapool-corner": "87.00 57.08",
+    }  # fmt: skip
+
+
+# scripts
+
+TINY_SETS = ["--num-sets", "60", "--num-vectors", "6", "--epochs", "1", "--jobs", "1", "--seeds", "1", "2"]
+VISION = ("clstoken", "adapool-focal", "adapool-corner")
+TINY = {
+    "knn_centroid": [*TINY_SETS, "--ks", "4", "1"],
+    "aggregation": TINY_SETS,
+    "vision": [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "200",
+        "--width",
+        "8",
+        "--jobs",
+        "1",
+        "--canvas",
+        "12",
+        "0",
+        "--pools",
+        *VISION,
+    ],
+}
+FIGURES = {"knn_centroid": ["signal_loss.png"], "aggregation": [], "vision": ["accuracy.png"]}
+COLUMNS = {
+    "knn_centroid": ["KNN-1", "KNN-4"],
+    "aggregation": ["max", "mean", "min"],
+    "vision": ["digits", "digits on 12"],
+}
+ROWS = {
+    "knn_centroid": ["AvgPool", "MaxPool", "ClsToken", "AdaPool", "baseline: centroid", "baseline: target"],
+    "aggregation": ["AvgPool", "MaxPool", "ClsToken", "AdaPool"],
+    "vision": ["ClsToken", "AdaPool, focal query", "AdaPool, corner query"],
+}
+
+
+def cells_of(text):
+    """Return a table's header and its rows by their names."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return lines[0][1:], {row[0]: row[1:] for row in lines[2:]}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run(tmp_path, script):
+    command = [sys.executable, "-W", "error", str(ROOT / "supervised" / f"{script}.py"), *TINY[script], "--out", "out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    files = sorted(path.name for path in out.iterdir() if path.is_file())
+    assert files == sorted(["table.md", "results.json", *FIGURES[script]])
+    for name in FIGURES[script]:
+        assert (out / name).read_bytes().startswith(b"\x89PNG") and (out / name).stat().st_size > 10_000
+    text = (out / "table.md").read_text()
+    header, rows = cells_of(text)
+    assert header == COLUMNS[script] and list(rows) == ROWS[script]
+    assert f"`python supervised/{script}.py {' '.join(TINY[script])} --out out`" in text
+    assert cells_of(done.stdout) == (header, rows)
+    results = json.loads((out / "results.json").read_text())
+    pools = list(dict.fromkeys(cell["pool"] for cell in results["cells"]))
+    assert [report.NAMES[pool] for pool in pools] == [row for row in rows if not row.startswith("baseline")]
+    for pool in pools:
+        for column, shown in zip(header, rows[report.NAMES[pool]], strict=True):
+            own = [cell for cell in results["cells"] if (cell["pool"], cell["column"]) == (pool, column)]
+            error = np.mean([cell["test_error"] for cell in own])
+            expected, half = (100 * (1 - error), 0.006) if script == "vision" else (error, 6e-5)
+            assert float(shown.split(" ± ")[0]) == pytest.approx(expected, abs=half)
+            assert [cell["seed"] for cell in own] == ([1] if script == "vision" else [1, 2])
+            assert ("±" in shown) == (script != "vision")
+    assert "error" not in done.stderr.replace("validation error", "")
+
+
+def run(script, *words):
+    training.guard(SCRIPTS[script].main, [*words, "--out", "out"])
+
+
+@pytest.mark.parametrize(
+    ("script", "vectors", "features", "shown"),
+    [("knn_centroid", 128, 16, True), ("knn_centroid", 127, 16, False), ("knn_centroid", 128, 15, False),
+     ("aggregation", 128, 16, True), ("aggregation", 128, 17, False)],
+)  # fmt: skip
+def test_the_papers_rows_only_at_its_sizes(tmp_path, script, vectors, features, shown):
+    words = ["--num-sets", "10", "--num-vectors", str(vectors), "--num-features", str(features), "--epochs", "1"]
+    run(script, *words, "--layers", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool")
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert ("the paper's" in text) is shown
+    if shown:
+        papers = {"knn_centroid": [["0.006"], ["0.055"], ["0.040"]], "aggregation": [["0.002", "0.000", "0.002"]]}
+        lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
+        assert [[cell.strip() for cell in line] for line in lines] == papers[script]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--epochs 0", "epochs=0: must be from 1"),
+        ("--pools none", "pools='none': must be of "),
+        ("--folds 6", "folds=6: must be from 1 to 5"),
+        ("--seeds -1", "seeds=-1: must be from 0"),
+        ("--heads 3", "heads=3: must divide width="),
+        ("--warmup 2", "warmup=2.0: must be from 0 to 1"),
+        ("--learning-rate nan", "learning_rate=nan: must be from"),
+        ("--device abacus", "device='abacus': "),
+        ("--pools", "pools: must be at least one"),
+    ],
+)
+def test_bad_settings_of_all(tmp_path, script, words, message):
+    assert_refused(tmp_path, script, words, message)
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        ("knn_centroid", "--ks 0", "ks=0: must be from 1 to 32"),
+        ("knn_centroid", "--ks 4 33", "ks=33: must be from 1 to 32"),
+        ("knn_centroid", "--ks", "ks: must be at least one"),
+        ("knn_centroid", "--num-sets 9", "num_sets=9: must be at least 10"),
+        ("aggregation", "--num-sets 3", "num_sets=3: must be at least 10"),
+        ("aggregation", "--num-vectors 1", "num_vectors=1: must be at least 2"),
+        ("aggregation", "--num-features 0", "num_features=0: must be at least 1"),
+        ("aggregation", "--data-seed -1", "data_seed=-1: must be at least 0"),
+        ("aggregation", "--targets sum", "targets='sum': must be of max, mean, min"),
+        ("aggregation", "--targets", "targets: must be at least one"),
+        ("vision", "--canvas", "canvas: must be at least one side"),
+        ("vision", "--canvas 0 4", "canvas=4: must be 0 for the image alone, or at least its side, 8"),
+        ("vision", "--canvas -8", "canvas=-8: must be 0"),
+        ("vision", "--canvas 13", "patches of side 2 do not fill a side of 13"),
+        ("vision", "--patch 3", "patches of side 3 do not fill a side of 8"),
+        ("vision", "--padding -1", "padding=-1: must be from 0 to 8"),
+        ("vision", "--padding 9", "padding=9: must be from 0 to 8"),
+        ("vision", "--attention-dropout 1", "attention_dropout=1.0: must be from 0 to below 1"),
+        ("vision", "--dataset cifar10", "data/cifar-10-binary.tar.gz is missing: name its folder with --data-dir"),
+    ],
+)
+def test_bad_settings_of_one(tmp_path, script, words, message):
+    assert_refused(tmp_path, script, words, message)
+
+
+def assert_refused(tmp_path, script, words, message):
+    with pytest.raises(SystemExit, match=f"^error: {re.escape(message)}[^\n]*$"):
+        run(script, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["--preset slow", "--dataset mnist", "--epochs many", "--colour red"])
+def test_bad_words_are_told(tmp_path, capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        run("vision", *words.split())
+    option, value = words.split()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and option in told and (value in told or option == "--colour")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--data-dir", "--out"])
+def test_folders_that_are_files_are_named(tmp_path, option):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(SystemExit, match=r"^error: [^\n]*taken[^\n]*$"):
+        training.guard(aggregation.main, ["--num-sets", "20", "--jobs", "1", option, "taken"])
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_canvas_is_added_to_runs_that_are_done(capsys):
+    words = [*TINY["vision"][: TINY["vision"].index("--canvas")], "--pools", "avgpool"]
+    run("vision", *words)
+    run("vision", *words, "--canvas", "0", "12")
+    assert "2 runs, 1 of them done before" in capsys.readouterr().out
+
+
+def test_scores_and_their_spread():
+    cells = {training.Cell("a", "avgpool", seed, 1): {"test_error": error} for seed, error in enumerate((1, 2, 6))}
+    cells |= {training.Cell("b", "avgpool", 1, 1): {"test_error": 4}}
+    rows = report.scores(cells)
+    assert rows["avgpool"]["a"] == pytest.approx((3, np.std((1, 2, 6), ddof=1) / math.sqrt(3), 3))
+    assert rows["avgpool"]["b"].text(2) == "4.00" and rows["avgpool"]["a"].text(2) == "3.00 ± 1.53"
+    assert report.scores(cells, lambda error: 10 - error)["avgpool"]["a"].mean == 7
+    text = report.table(rows, {"naive": {"a": 1, "b": 2}}, {"avgpool": {"a": 0.5}}, ["a", "b"], digits=1)
+    assert cells_of(text)[1] == {
+        "AvgPool": ["3.0 ± 1.5", "4.0"], "the paper's": ["0.500", ""], "naive": ["1.0", "2.0"],
+    }  # fmt: skip

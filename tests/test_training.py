@@ -1,0 +1,618 @@
+"""Supervised runs: folds, one look at the test set, exact resumption, and an end whenever one is asked for."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, load_supervised
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+training = load_supervised("training")
+network = load_supervised("network")
+aggregation = load_supervised("aggregation")
+synthetic = load_supervised("synthetic")
+
+CELL = training.Cell("max", "adapool", 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Use one thread, as runs do, and leave this process's threads and handlers as they were."""
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+
+
+class Fake:
+    """A task of 50 numbers, 10 of them for the test, that notes what is asked of it.
+
+    The network is one weight. `course` are the validation errors of the epochs in turn, else its squared error.
+    """
+
+    num_samples, num_test = 50, 10
+
+    def __init__(self, course=(), stop_at=None, loss=None):
+        self.course, self.stop_at, self.fixed_loss = list(course), stop_at, loss
+        self.log = []  # (whether in training, whether gradients are on, samples), a batch
+        self.weights = []  # when looked at
+        self.inputs = torch.linspace(-1, 1, self.num_samples)[:, None]
+
+    def network(self, pool, seed):
+        self.net = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.net.weight, 0.5)
+        return self.net
+
+    def batch(self, index, generator):
+        if self.stop_at is not None and len(self.log) == self.stop_at:
+            raise KeyboardInterrupt
+        assert self.net.training == (generator is not None) == torch.is_grad_enabled()
+        self.log.append((generator is not None, index.tolist()))
+        if generator is None:
+            self.weights.append(self.net.weight.item())
+        return self.inputs[index], 3 * self.inputs[index]
+
+    def loss(self, outputs, targets):
+        loss = (outputs - targets).square().mean()
+        return loss if self.fixed_loss is None else loss * self.fixed_loss
+
+    def error(self, outputs, targets):
+        if self.course and len(outputs) == 8:  # a fold, the test set is 10
+            return torch.full((8,), self.course.pop(0))
+        return (outputs - targets).square()[:, 0]
+
+
+def settings(out, **other):
+    """Settings of the fake task."""
+    own = {
+        "epochs": 4,
+        "batch_size": 9,
+        "learning_rate": 0.1,
+        **dict.fromkeys(("layers", "width", "heads", "feedforward"), 1),
+    }
+    lists = {"pools": ("adapool",), "seeds": (1,), "folds": (2,)}
+    return training.Args(out=out, **{**own, **lists, **other})
+
+
+def small(out, **other):
+    """Settings of a real task of 60 sets with dropout, and a folder of data beside OUT."""
+    own = {"num_sets": 60, "num_vectors": 4, "num_features": 8, "width": 8, "feedforward": 8, "dropout": 0.2}
+    lists = {"pools": ("adapool",), "seeds": (1,), "folds": (2,), "targets": ("max",)}
+    rest = {"epochs": 4, "batch_size": 10, "learning_rate": 0.01, "jobs": 1, "data_dir": out.parent / "data"}
+    return aggregation.Args(out=out, **{**own, **lists, **rest, **other})
+
+
+def weights_of(folder, key="network"):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)[key]
+
+
+def assert_same_run(one, other, cell=CELL):
+    """Demand the same weights, optimizer, metrics and results of a cell in two folders, to the bit."""
+    one, other = cell.folder(one), cell.folder(other)
+    for key in ("network", "best"):
+        a, b = weights_of(one, key), weights_of(other, key)
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    a, b = (weights_of(folder, "optimizer")["state"] for folder in (one, other))
+    assert all(torch.equal(a[number][name], b[number][name]) for number in a for name in a[number])
+    first, second = (
+        [{name: value for name, value in row.items() if "seconds" not in name} for row in metrics(folder)]
+        for folder in (one, other)
+    )
+    assert first == second
+    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
+    for name in ("best_epoch", "validation_error", "test_error"):
+        assert first[name] == second[name]
+
+
+def metrics(folder):
+    return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+
+
+# folds and the test set
+
+
+@pytest.mark.parametrize(("samples", "tests"), [(50, 10), (103, 11), (6, 1), (60_000, 6000)])
+def test_five_contiguous_folds_of_what_is_not_for_testing(samples, tests):
+    task = Fake()
+    task.num_samples, task.num_test = samples, tests
+    parts = [training.split(task, fold) for fold in range(1, 6)]
+    learned = samples - tests
+    for part in parts:
+        assert part.test.tolist() == list(range(learned, samples))
+        assert sorted(part.train.tolist() + part.validation.tolist()) == list(range(learned))
+        assert abs(len(part.validation) - learned / 5) < 1
+        low, high = part.validation[0], part.validation[-1]
+        assert part.validation.tolist() == list(range(low, high + 1))
+    assert torch.cat([part.validation for part in parts]).tolist() == list(range(learned))
+
+
+@pytest.mark.parametrize(("samples", "tests"), [(4, 0), (9, 0), (5, 1), (3, 3)])
+def test_too_few_samples_are_refused(samples, tests):
+    task = Fake()
+    task.num_samples, task.num_test = samples, tests
+    with pytest.raises(ValueError, match=rf"{samples - tests} samples .* {tests} to test: must be at least 5 and 1"):
+        training.split(task, 1)
+
+
+def test_the_test_set_is_read_once_at_the_end(tmp_path):
+    """C69."""
+    task = Fake()
+    training.train(task, CELL, settings(tmp_path))
+    validation, test = list(range(8, 16)), list(range(40, 50))
+    *before, last = task.log
+    assert last == (False, test)
+    trained = [index for training_now, index in before if training_now]
+    assert [index for training_now, index in before if not training_now] == [validation] * 4
+    assert not {*test, *validation} & {sample for index in trained for sample in index}
+    assert [len(index) for index in trained] == [9, 9, 9, 5] * 4
+    epochs = [[*chain(*trained[start : start + 4])] for start in range(0, 16, 4)]
+    for order in epochs:
+        assert sorted(order) == [*range(8), *range(16, 40)] != order
+    assert len(set(map(tuple, epochs))) == 4
+
+
+@pytest.mark.parametrize(
+    ("course", "best"),
+    [((4, 3, 2, 1), 4), ((1, 2, 3, 4), 1), ((3, 1, 2, 1), 2), ((2, 2, 2, 2), 1), ((9, 8, 1, 5), 3)],
+)
+def test_the_best_validation_epoch_is_tested(tmp_path, course, best):
+    """The first of several that are as good."""
+    task = Fake(course)
+    found = training.train(task, CELL, settings(tmp_path))
+    *looked, tested = task.weights
+    assert tested == looked[best - 1] and len(set(looked)) == 4
+    assert (found["best_epoch"], found["validation_error"]) == (best, course[best - 1])
+    assert found["test_error"] == pytest.approx((task.inputs[40:] * (3 - tested)).square().mean().item())
+    assert [float(row["validation_error"]) for row in metrics(CELL.folder(tmp_path))] == list(course)
+    assert weights_of(CELL.folder(tmp_path))["weight"].item() == looked[-1]
+
+
+def test_errors_and_losses_are_means_over_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "EVALUATED", 3)
+    task = Fake()
+    found = training.train(task, CELL, settings(tmp_path, epochs=1, learning_rate=1e-9))
+    (row,) = metrics(CELL.folder(tmp_path))
+    squares = (2.5 * task.inputs).square()[:, 0]
+    parts = training.split(task, 2)
+    assert float(row["train_loss"]) == pytest.approx(squares[parts.train].mean().item(), rel=1e-5)
+    assert float(row["validation_error"]) == pytest.approx(squares[parts.validation].mean().item(), rel=1e-5)
+    assert found["test_error"] == pytest.approx(squares[parts.test].mean().item(), rel=1e-5)
+    assert [index for training_now, index in task.log if not training_now][-4:] == [
+        [40, 41, 42], [43, 44, 45], [46, 47, 48], [49],
+    ]  # fmt: skip
+
+
+# resuming
+
+
+@pytest.mark.parametrize("stop_at", [0, 2, 4, 5, 7, 12, 20])
+def test_a_stopped_run_goes_on_exactly(tmp_path, stop_at):
+    """Stopped in the first, second and third epoch, in training and validation, and before the test."""
+    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        training.train(Fake(stop_at=stop_at), CELL, settings(tmp_path / "stopped"))
+    assert not (CELL.folder(tmp_path / "stopped") / "summary.json").exists()
+    again = Fake()
+    training.train(again, CELL, settings(tmp_path / "stopped"))
+    assert len(again.log) == 5 * (4 - stop_at // 5) + 1  # no epoch that was done before
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("pool", network.HEADS)
+def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool):
+    cell = CELL._replace(pool=pool)
+    args = [small(tmp_path / name, pools=(pool,)) for name in ("whole", "stopped")]
+    training.train(aggregation.make_task(args[0], "max"), cell, args[0])
+    task = aggregation.make_task(args[1], "max")
+    batch, count = task.batch, iter(range(100))
+
+    def stop(index, generator):
+        if next(count) == 8:  # in the second epoch, of 5 + 1 batches
+            raise KeyboardInterrupt
+        return batch(index, generator)
+
+    monkeypatch.setattr(task, "batch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(task, cell, args[1])
+    assert len(metrics(cell.folder(tmp_path / "stopped"))) == 1
+    torch.rand(3)
+    training.train(aggregation.make_task(args[1], "max"), cell, args[1])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", cell)
+
+
+def test_dropout_acts(tmp_path):
+    """Or the test before would show nothing of it."""
+    for dropout, name in ((0.0, "none"), (0.2, "some")):
+        args = small(tmp_path / name, dropout=dropout)
+        training.train(aggregation.make_task(args, "max"), CELL, args)
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "none", tmp_path / "some")
+
+
+def test_the_same_seed_gives_the_same_and_others_differ(tmp_path):
+    for name in ("one", "two"):
+        args = small(tmp_path / name, seeds=(1, 2), folds=(2, 3))
+        training.run_all(args, ["max"], aggregation.make_task)
+        torch.rand(1)
+    cells = [CELL._replace(seed=seed, fold=fold) for seed in (1, 2) for fold in (2, 3)]
+    for cell in cells:
+        assert_same_run(tmp_path / "one", tmp_path / "two", cell)
+    firsts = {weights_of(cell.folder(tmp_path / "one"))["blocks.0.ff.weight"][0, 0].item() for cell in cells}
+    assert len(firsts) == 4
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+    args = settings(tmp_path, seeds=(1, 2))
+    first = training.run_all(args, ["max"], lambda args, column: Fake())
+    assert list(first) == [training.Cell("max", "adapool", seed, 2) for seed in (1, 2)]
+    assert "2 runs, 0 of them done before" in capsys.readouterr().out
+    again = training.run_all(args, ["max"], None)
+    assert "2 runs, 2 of them done before" in capsys.readouterr().out
+    assert {cell: json.loads(json.dumps(summary)) for cell, summary in first.items()} == again
+    more = dataclasses.replace(args, seeds=(2, 3), jobs=2)  # one is missing: no process is worth while
+    made = []
+    training.run_all(more, ["max"], lambda args, column: made.append(column) or Fake())
+    assert made == ["max"] and "2 runs, 1 of them done before" in capsys.readouterr().out
+
+
+OTHER = {
+    "epochs": 5, "batch_size": 10, "learning_rate": 0.2, "width": 2, "dropout": 0.1, "weight_decay": 0.5,
+    "schedule": "cosine", "warmup": 0.5, "max_grad_norm": 1.0, "attention_scale": "head", "init_std": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stop_at", [None, 7], ids=["finished", "stopped"])
+@pytest.mark.parametrize("name", OTHER)
+def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
+    args = settings(tmp_path)
+    if stop_at is None:
+        training.run_all(args, ["max"], lambda args, column: Fake())
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            training.train(Fake(stop_at=stop_at), CELL, args)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"^{name}={OTHER[name]}: .*seed-1-fold-2.* is of .*; use another --out"):
+        training.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 2}, {"jobs": 2}, {"data_dir": Path("elsewhere")}, {"pools": ("adapool", "avgpool")}, {"seeds": (1, 2)},
+     {"folds": (2, 3)}],
+)  # fmt: skip
+def test_settings_that_a_run_does_not_depend_on_may_change(tmp_path, change):
+    with pytest.raises(KeyboardInterrupt):
+        training.train(Fake(stop_at=7), CELL, settings(tmp_path))
+    task = Fake()
+    training.train(task, CELL, settings(tmp_path, **change))
+    assert len(task.log) == 16
+
+
+@pytest.mark.parametrize(
+    ("script", "free"), [("aggregation", {"targets"}), ("knn_centroid", {"ks"}), ("vision", {"canvas", "download"})]
+)
+def test_settings_that_columns_tell_may_change(script, free):
+    """What is free is a setting of a script, and no setting of what is learned is."""
+    names = {field.name for field in dataclasses.fields(load_supervised(script).Args)}
+    assert names & set(training.FREE) == free | {
+        "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 100, -10])
+def test_a_damaged_checkpoint_is_refused_and_a_deleted_one_begins_anew(tmp_path, size):
+    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    args = settings(tmp_path / "hurt")
+    with pytest.raises(KeyboardInterrupt):
+        training.train(Fake(stop_at=7), CELL, args)
+    path = CELL.folder(args.out) / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        training.train(Fake(), CELL, args)
+    path.unlink()
+    training.train(Fake(), CELL, args)
+    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+def test_a_damaged_summary_is_named(tmp_path, text):
+    args = settings(tmp_path)
+    training.run_all(args, ["max"], lambda args, column: Fake())
+    path = CELL.folder(tmp_path) / "summary.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is damaged .*delete it"):
+        training.run_all(args, ["max"], lambda args, column: Fake())
+    path.unlink()
+    task = Fake()
+    training.run_all(args, ["max"], lambda args, column: task)
+    assert len(task.log) == 1  # the test alone
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    folder = CELL.folder(tmp_path)
+    folder.mkdir(parents=True)
+    with training.lock(folder), pytest.raises(BlockingIOError, match=rf"{re.escape(str(folder))} is in use"):
+        training.train(Fake(), CELL, settings(tmp_path))
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    training.train(Fake(), CELL, settings(tmp_path))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
+    with pytest.raises(FloatingPointError, match="max adapool seed 1 fold 2: the loss is not finite in epoch 1"):
+        training.train(Fake(loss=value), CELL, settings(tmp_path))
+    with pytest.raises(FloatingPointError, match="not finite in epoch 3"):
+        training.train(Fake([1, 1, value]), CELL, settings(tmp_path))
+    assert len(metrics(CELL.folder(tmp_path))) == 2
+    assert not (CELL.folder(tmp_path) / "summary.json").exists()
+
+
+# learning
+
+
+def rates(**other):
+    return [training.rate(settings(Path(), learning_rate=2.0, **other), step, 10) for step in range(10)]
+
+
+def test_rates():
+    assert rates() == [2.0] * 10
+    assert rates(warmup=0.5) == pytest.approx([0.4, 0.8, 1.2, 1.6, *[2.0] * 6])
+    assert rates(warmup=1.0) == pytest.approx([0.2 * step for step in range(1, 11)])
+    assert rates(schedule="cosine") == pytest.approx([1 + math.cos(math.pi * step / 10) for step in range(10)])
+    both = rates(schedule="cosine", warmup=0.2)
+    assert both == pytest.approx([1.0, 2.0, *(1 + math.cos(math.pi * step / 8) for step in range(8))])
+    assert both[2] == 2.0 and 0 < both[-1] < 0.08
+    assert rates(warmup=0.25) == pytest.approx([2 / 3, 4 / 3, *[2.0] * 8])
+    assert all(0 < rate <= 2 for warmup in np.linspace(0, 1, 50) for rate in rates(warmup=warmup, schedule="cosine"))
+
+
+def test_the_rate_follows_the_steps_of_all_epochs(tmp_path):
+    args = settings(tmp_path, schedule="cosine", warmup=0.3)
+    training.train(Fake(), CELL, args)
+    told = [float(row["learning_rate"]) for row in metrics(CELL.folder(tmp_path))]
+    assert told == pytest.approx([training.rate(args, step, 16) for step in (3, 7, 11, 15)])
+
+
+def test_gradients_are_clipped(tmp_path):
+    norms = []
+    for limit in (math.inf, 1e-3):
+        task = Fake()
+        training.train(task, CELL, settings(tmp_path / str(limit), max_grad_norm=limit, epochs=1, learning_rate=1e-9))
+        norms.append(task.net.weight.grad.norm().item())
+    assert norms[0] > 0.1 and norms[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_weights_decay(tmp_path):
+    found = []
+    for decay in (0.0, 0.5):
+        task = Fake(loss=0.0)
+        training.train(task, CELL, settings(tmp_path / str(decay), weight_decay=decay, epochs=1))
+        found.append(weights_of(CELL.folder(tmp_path / str(decay)))["weight"].item())
+    assert found == pytest.approx([0.5, 0.5 * (1 - 0.1 * 0.5) ** 4])
+
+
+@pytest.mark.parametrize("pool", network.HEADS)
+def test_the_global_random_states_are_left_alone(tmp_path, pool):
+    def states():
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+
+    before = states()
+    args = small(tmp_path / "run", pools=(pool,))
+    training.run_all(args, ["max"], aggregation.make_task)
+    assert states() == before
+
+
+def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
+    args = settings(tmp_path, pools=("a", "b"), seeds=(3, 4), folds=(1, 5), epochs=1)
+    made = []
+    found = training.run_all(args, ["x", "y"], lambda args, column: made.append(column) or Fake())
+    assert set(found) == {
+        training.Cell(column, pool, seed, fold)
+        for column in "xy"
+        for pool in "ab"
+        for seed in (3, 4)
+        for fold in (1, 5)
+    }
+    assert sorted(made) == ["x"] * 8 + ["y"] * 8
+    assert {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("summary.json")} == {
+        f"{cell.column}/{cell.pool}/seed-{cell.seed}-fold-{cell.fold}" for cell in found
+    }
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pools": ()}, "pools: must be at least one"),
+        ({"seeds": ()}, "seeds: must be at least one"),
+        ({"folds": ()}, "folds: must be at least one"),
+        ({"pools": ("adapool", "sum")}, "pools='sum': must be of adapool"),
+        ({"folds": (1, 6)}, "folds=6: must be from 1 to 5"),
+        ({"folds": (0,)}, "folds=0: must be from 1 to 5"),
+        ({"seeds": (1, -1)}, "seeds=-1: must be from 0"),
+        ({"epochs": 0}, "epochs=0: must be from 1"),
+        ({"batch_size": 0}, "batch_size=0: must be from 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: must be from"),
+        ({"learning_rate": math.nan}, "learning_rate=nan: must be from"),
+        ({"warmup": 1.1}, "warmup=1.1: must be from 0 to 1"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: must be from 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: must be from"),
+        ({"threads": 0}, "threads=0: must be from 1"),
+        ({"jobs": 0}, "jobs=0: must be from 1"),
+        ({"device": "abacus"}, "device='abacus': "),
+        ({"layers": 0}, "layers=0: must be at least 1"),
+        ({"feedforward": 0}, "feedforward=0: must be at least 1"),
+        ({"heads": 2, "width": 3}, "heads=2: must divide width=3"),
+        ({"dropout": 1.0}, "dropout=1.0: must be from 0 to below 1"),
+        ({"init_std": 0.0}, "init_std=0.0: must be above 0"),
+        ({"init_std": math.inf}, "init_std=inf: must be above 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, change, message):
+    training.check(settings(tmp_path), ["adapool"])
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        training.check(settings(tmp_path, **change), ["adapool"])
+
+
+def test_a_preset_gives_way_to_a_word():
+    presets = {"fast": {}, "paper": {"epochs": 100, "layers": 12}}
+
+    def parse(*words):
+        args = training.parse(aggregation.Args, words, presets, None)
+        return args.preset, args.epochs, args.layers, args.width
+
+    assert parse() == ("fast", 5, 2, 16)
+    assert parse("--preset", "paper") == ("paper", 100, 12, 16)
+    assert parse("--layers", "3", "--preset", "paper") == ("paper", 100, 3, 16)
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, FloatingPointError, BlockingIOError])
+def test_errors_end_with_one_line(error):
+    def main(argv):
+        raise error(f"told of {argv}")
+
+    with pytest.raises(SystemExit, match=re.escape("error: told of ['a']")) as ended:
+        training.guard(main, ["a"])
+    assert ended.value.__suppress_context__
+
+
+# several runs at a time, and their end
+
+SLOW = """
+import sys, time
+import aggregation, training
+from set_task import SetTask
+
+class Slow(SetTask):
+    def batch(self, index, generator):
+        if generator is not None:
+            time.sleep(0.03)
+        return super().batch(index, generator)
+
+def make_task(args, column):
+    return Slow(args, aggregation.TARGETS[column])
+
+def main(argv):
+    args = training.parse(aggregation.Args, argv, {"fast": {}}, None)
+    training.run_all(args, args.targets, make_task)
+
+if __name__ == "__main__":
+    training.guard(main, sys.argv[1:])
+"""
+TWO = ("avgpool", "adapool")
+WORDS = ["--num-sets", "60", "--num-vectors", "4", "--num-features", "8", "--width", "8", "--feedforward", "8"]
+WORDS += ["--dropout", "0.2", "--pools", *TWO, "--seeds", "1", "--folds", "2", "--targets", "max", "--epochs", "6"]
+WORDS += ["--batch-size", "10", "--learning-rate", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of the two runs, and the one that holds the data."""
+    folder = tmp_path_factory.mktemp("whole")
+    args = small(folder / "runs", epochs=6, pools=TWO)
+    training.run_all(args, ["max"], aggregation.make_task)
+    return folder
+
+
+def start(folder, data, jobs):
+    """Start a program that is slow, in a process group of its own, as a shell does."""
+    (folder / "slow.py").write_text(SLOW)
+    words = [*WORDS, "--out", str(folder / "runs"), "--data-dir", str(data), "--jobs", str(jobs)]
+    path = os.pathsep.join([str(ROOT / "supervised"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, str(folder / "slow.py"), *words], env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def alive(group):
+    """Return the processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for orphans in /proc")
+@pytest.mark.parametrize(
+    ("jobs", "number", "group"),
+    [(1, signal.SIGINT, True), (2, signal.SIGINT, True), (2, signal.SIGTERM, False), (2, signal.SIGKILL, False)],
+    ids=["1-Ctrl-C", "2-Ctrl-C", "2-SIGTERM", "2-SIGKILL"],
+)
+def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted, jobs, number, group):
+    process = start(tmp_path, uninterrupted / "data", jobs)
+    try:
+        until(lambda: len(list(tmp_path.rglob("checkpoint.pt"))) == jobs)
+        (os.killpg if group else os.kill)(process.pid, number)
+        out, err = process.communicate(timeout=15)
+        until(lambda: not alive(process.pid), 5)
+    finally:
+        if alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert out == "2 runs, 0 of them done before\n" and "Traceback" not in err
+    if number != signal.SIGKILL:
+        assert process.returncode == 1
+        assert err.strip().splitlines()[-1] == "stopped; go on with the same command"
+        assert "leaked" not in err
+    assert not list(tmp_path.rglob("summary.json"))
+    done = [len(metrics(path.parent)) for path in tmp_path.rglob("metrics.csv")]
+    assert len(done) == jobs and max(done) < 6
+
+    if jobs == 2 and number == signal.SIGINT:  # the same command indeed
+        process = start(tmp_path, uninterrupted / "data", jobs)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 0 and out.startswith("2 runs, 0 of them done before\n[1/2] max ") and not err
+    else:
+        args = small(tmp_path / "runs", epochs=6, pools=TWO, data_dir=uninterrupted / "data")
+        training.run_all(args, ["max"], aggregation.make_task)
+    for pool in TWO:
+        assert_same_run(uninterrupted / "runs", tmp_path / "runs", CELL._replace(pool=pool))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
+    """While it runs, its folders are refused to others; if one of its processes is killed, it ends and says so."""
+    process = start(tmp_path, uninterrupted / "data", 2)
+    try:
+        until(lambda: len(list(tmp_path.rglob("checkpoint.pt"))) == 2)
+        args = small(tmp_path / "runs", epochs=6, pools=TWO, data_dir=uninterrupted / "data")
+        with pytest.raises(BlockingIOError, match="is in use by another process"):
+            training.run_all(args, ["max"], aggregation.make_task)
+        workers = [x for x in alive(process.pid) if b"spawn_main" in (Path("/proc") / x / "cmdline").read_bytes()]
+        assert len(workers) == 2
+        os.kill(int(workers[0]), signal.SIGKILL)
+        _, err = process.communicate(timeout=15)
+        until(lambda: not alive(process.pid), 5)
+    finally:
+        if alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1 and err.startswith("error: a run was killed") and err.count("\n") == 1
