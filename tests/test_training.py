@@ -243,6 +243,20 @@ def test_dropout_acts(tmp_path):
         assert_same_run(tmp_path / "none", tmp_path / "some")
 
 
+def test_seeds_and_folds_start_each_from_weights_of_their_own(tmp_path):
+    """And all pools of one seed and fold from the same."""
+    asked = {}
+
+    class Noting(Fake):
+        def network(self, pool, seed):
+            asked.setdefault(seed, []).append(pool)
+            return super().network(pool, seed)
+
+    args = settings(tmp_path, pools=("a", "b"), seeds=(1, 2), folds=(1, 2), epochs=1)
+    training.run_all(args, ["max"], lambda args, column: Noting())
+    assert list(asked.values()) == [["a", "b"]] * 4
+
+
 def test_the_same_seed_gives_the_same_and_others_differ(tmp_path):
     for name in ("one", "two"):
         args = small(tmp_path / name, seeds=(1, 2), folds=(2, 3))
