@@ -570,7 +570,7 @@ def alive(group):
     return found
 
 
-def until(condition, seconds=30):
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -588,8 +588,8 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
     try:
         until(lambda: len(list(tmp_path.rglob("metrics.csv"))) == jobs)
         (os.killpg if group else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=15)
-        until(lambda: not alive(process.pid), 5)
+        out, err = process.communicate(timeout=60)
+        until(lambda: not alive(process.pid), 20)
     finally:
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
@@ -605,7 +605,7 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
     if jobs == 2 and number == signal.SIGINT:  # the same command indeed
         (tmp_path / "hurry").touch()
         process = start(tmp_path, uninterrupted / "data", jobs)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and out.startswith("2 runs, 0 of them done before\n[1/2] max ") and not err
     else:
         args = small(tmp_path / "runs", epochs=6, pools=TWO, data_dir=uninterrupted / "data")
@@ -626,8 +626,8 @@ def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
         workers = [x for x in alive(process.pid) if b"spawn_main" in (Path("/proc") / x / "cmdline").read_bytes()]
         assert len(workers) == 2
         os.kill(int(workers[0]), signal.SIGKILL)
-        _, err = process.communicate(timeout=15)
-        until(lambda: not alive(process.pid), 5)
+        _, err = process.communicate(timeout=60)
+        until(lambda: not alive(process.pid), 20)
     finally:
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
