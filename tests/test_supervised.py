@@ -243,7 +243,7 @@ def test_validation_images_are_cluttered_the_same_each_time():
     index = torch.arange(100, 140)
     first, labels = task.batch(index, None)
     assert first.shape == (40, 36, 4)
-    for again in (task.batch(index, None), vision.Vision(args, "digits on 12").batch(index, None)):
+    for again in (task.batch(index.clone(), None), vision.Vision(args, "digits on 12").batch(index.clone(), None)):
         assert torch.equal(first, again[0]) and torch.equal(labels, again[1])
     assert not torch.equal(task.batch(index[1:], None)[0][:1], first[1:2])  # other samples, other clutter
     generator = torch.Generator().manual_seed(1)
@@ -262,8 +262,13 @@ def test_images_are_cropped_in_training_alone(padding, same):
 
 
 def test_clutter_is_never_of_test_images():
-    task = vision.Vision(vision.Args(), "digits on 16")
+    task = vision.Vision(vision.Args(padding=0), "digits on 16")
     assert torch.equal(task.learned, task.images[:1437])
+    task.images[1437:] = 255  # white, whatever is hidden among the rest
+    patches, _ = task.batch(torch.arange(200), None)
+    white = ((255 / 255 - task.mean) / task.std).item()
+    assert (patches > white - 1e-4).all(dim=2).float().mean() < 0.05
+    assert (task.batch(torch.arange(1437, 1447), None)[0] > white - 1e-4).all(dim=2).float().mean() >= 0.25
 
 
 def test_vision_network():

@@ -38,10 +38,10 @@ def test_a_shorter_data_set_is_the_start_of_a_longer(tmp_path, fewer):
         assert torch.equal(found, synthetic.draw_sets(SMALL)[:fewer])
 
 
-def test_seeds_differ():
-    drawn = [synthetic.draw_block(SMALL._replace(seed=seed), 0) for seed in (0, 1, 42)]
-    assert not any(torch.isclose(one, other).any(dim=2).any() for one, other in permutations(drawn, 2))
-    assert torch.equal(drawn[1], synthetic.draw_block(SMALL._replace(seed=1), 0))
+def test_seeds_and_blocks_differ():
+    drawn = [synthetic.draw_block(SMALL._replace(seed=seed), block) for seed in (0, 1, 42) for block in (0, 1, 42)]
+    assert not any(torch.isclose(one, other).all(dim=2).any() for one, other in permutations(drawn, 2))
+    assert torch.equal(drawn[3], synthetic.draw_block(SMALL._replace(seed=1), 0))
 
 
 def test_the_global_random_states_are_neither_read_nor_changed(tmp_path):
