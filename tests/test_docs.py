@@ -124,3 +124,19 @@ def test_benchmark_runs():
         "import runpy, sys; sys.argv = ['x', '--help']; runpy.run_path('benchmarks/env_speed.py', run_name='__main__')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def test_a_gif_keeps_the_scenes_colours_among_many_others(tmp_path):
+    from PIL import Image
+
+    from noisy_envs.pictures import write_gif
+
+    frame = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)  # a halo of 3,600 colours
+    scene = {(255, 255, 255): slice(0, 1), (52, 83, 103): slice(1, 2), (54, 84, 100): slice(2, 3)}
+    for colour, rows in scene.items():
+        frame[rows] = colour
+    write_gif(tmp_path / "film.gif", [frame, frame], fps=10)
+    with Image.open(tmp_path / "film.gif") as film:
+        pixels = np.asarray(film.convert("RGB"))
+    for colour, rows in scene.items():
+        assert (pixels[rows] == colour).all()
