@@ -131,7 +131,7 @@ def test_a_gif_keeps_the_scenes_colours_among_many_others(tmp_path):
 
     from noisy_envs.pictures import write_gif
 
-    frame = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)  # a halo of 3,600 colours
+    frame = np.random.default_rng(0).integers(0, 120, (300, 300, 3), dtype=np.uint8)  # halos of many colours
     scene = {(255, 255, 255): slice(0, 1), (52, 83, 103): slice(1, 2), (54, 84, 100): slice(2, 3)}
     for colour, rows in scene.items():
         frame[rows] = colour
