@@ -334,10 +334,9 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
 
 def reason(log: str) -> str:
     """Return the line of a log that tells why an agent ended: its last, or in a box the first."""
-    lines = [line.strip("─╭╮╰╯│ ") for line in log.splitlines()]
-    told = [line for line in lines if line]
-    boxed = [index for index, line in enumerate(log.splitlines()) if line.startswith("╭")]
-    return lines[boxed[-1] + 1] if boxed else told[-1] if told else "no word"
+    _, boxed, box = log.rpartition("╭")
+    lines = [line.strip("│ ") for line in (box.splitlines()[1:] if boxed else reversed(log.splitlines()))]
+    return next(filter(None, lines), "no word")
 
 
 def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
@@ -487,10 +486,8 @@ def panels_beside(args: Args) -> list[results.Panel]:
         if not any(cell.run() for cell in cells[out]):
             raise ValueError(f"beside={out}: holds none of these runs")
         summaries = [summary for cell in cells[out] if (summary := cell.summary())]
-        told = {
-            **(summaries[0]["settings"] if summaries else {}),
-            **own,
-        }  # a word that was not given has the value of the agents' preset
+        # a word that was not given has the value of the agents' preset
+        told = {**(summaries[0]["settings"] if summaries else {}), **own}
         found += panels(cells[out], ", ".join(f"{name} {told.get(name, 'by default')}" for name in differ))
     return found
 

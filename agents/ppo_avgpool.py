@@ -1095,19 +1095,16 @@ class Trainer:
         try:
             while self.step + size <= args.total_timesteps and not average(stopping):
                 values = self.iterate()
+                if RANK == 0:
+                    if log is None:
+                        log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
+                        log.note("settings", vars(args) | runs.versions())
+                    log.add(self.step, values)  # before the checkpoint: resuming drops rows too many, but none may lack
+                told = f"return {values['charts/episodic_return']:.3f}, score {values['charts/normalized_score']:.2f}"
+                bar.set_postfix_str(told, False)
+                bar.update(size)
                 if self.updates == 1 or self.updates % args.save_every == 0:
                     self.save()
-                if RANK > 0:
-                    continue
-                if log is None:
-                    log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
-                    log.note("settings", vars(args) | runs.versions())
-                log.add(self.step, values)
-                bar.set_postfix_str(
-                    f"return {values['charts/episodic_return']:.3f}, score {values['charts/normalized_score']:.2f}",
-                    False,
-                )
-                bar.update(size)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -24,7 +24,6 @@ the process's own time, which others that use the machine lengthen less; else, a
 from __future__ import annotations
 
 import argparse
-import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from noisy_envs import runs
-from noisy_envs.files import write_atomically
+from noisy_envs.pictures import write_png
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 from noisy_envs.results import COLOURS
 
@@ -172,7 +171,6 @@ def plot(axes: Axes, rows: Sequence[Row], column: str, axis: str) -> None:
 
 def draw(path: Path, rows: Sequence[Row], fixed: dict[str, int], title: str) -> None:
     """Draw forward and backward over n and over d, of the head alone and on the encoder, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 7.5), dpi=120, layout="constrained")
@@ -186,9 +184,7 @@ def draw(path: Path, rows: Sequence[Row], fixed: dict[str, int], title: str) -> 
     figure.suptitle(title, fontsize=10)
     lines = sorted(panels[0, 0].get_lines(), key=lambda line: line.get_label().startswith("O("))  # guides last
     figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=9, frameon=False)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(path, buffer.getvalue())
+    write_png(path, figure)
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.grid(alpha=0.25)
     axes.legend(loc="center right")
-    _write_png(path, figure)
+    write_png(path, figure)
 
 
 def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -131,7 +131,7 @@ def plot_matrix(
     bar = figure.colorbar(image, ax=axes, extend="both", extendfrac=0.12 / height, aspect=height / 0.16, pad=0.03)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0 random", "0.25", "0.5", "0.75", "1 oracle"])
     bar.set_label("normalised score")
-    _write_png(path, figure)
+    write_png(path, figure)
 
 
 def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], color: str) -> None:
@@ -144,7 +144,7 @@ def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], col
         axes.annotate(f"{low} to {high}", (column, row), (0, -8), fontsize=7.5, **style)
 
 
-def _write_png(path: Path, figure: Figure) -> None:
+def write_png(path: Path, figure: Figure) -> None:
     """Write a figure without the global state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -6,14 +6,13 @@ cell, a head at a noise level, and intervals are percentiles. `n` seeds, `R` res
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisy_envs.runs import write_atomically
+from noisy_envs.pictures import write_png
 
 RESAMPLES = 10_000
 # Okabe and Ito's colours, told apart by the colour-blind too
@@ -132,7 +131,6 @@ class Panel(NamedTuple):
 
 def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
     """Draw a panel for each noise level, as a PNG: lines are means over seeds, shaded their standard errors."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = min(4, len(panels))
@@ -148,9 +146,7 @@ def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
     handles = {line.get_label(): line for axes in grid[: len(panels)] for line in axes.get_lines()}
     labels = [label for label in (*NAMES.values(), "oracle", "random") if label in handles]
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=6, frameon=False)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(path, buffer.getvalue())
+    write_png(path, figure)
 
 
 def _draw(axes: Any, panel: Panel) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +20,14 @@ from typing import NamedTuple
 import knn_centroid
 import torch
 import training
+from network import Network, set_network
 from set_task import test_sets
 from synthetic import nearest
 from torch import Tensor
 
 from noisy_envs import runs, theory
 from noisy_envs.files import write_atomically
+from noisy_envs.pictures import write_png
 
 ROUNDING = 1e-12  # of float64
 DEFAULT = Path("runs/knn_centroid")
@@ -43,7 +44,7 @@ class Measured(NamedTuple):
     inside: float  # share of all weights that lie within their bounds
 
 
-def load(folder: Path, data_dir: Path) -> tuple[training.Network, knn_centroid.Args, int]:
+def load(folder: Path, data_dir: Path) -> tuple[Network, knn_centroid.Args, int]:
     """Return the best network of a run, in float64, its settings and its k.
 
     Raises:
@@ -53,14 +54,13 @@ def load(folder: Path, data_dir: Path) -> tuple[training.Network, knn_centroid.A
     known = {field.name for field in dataclasses.fields(knn_centroid.Args)}
     settings = {name: value for name, value in content["settings"].items() if name in known and value is not None}
     args = knn_centroid.Args(**{**settings, "data_dir": data_dir})
-    column = content["settings"]["column"]
-    network = knn_centroid.make_task(args, column).network("adapool", seed=0)
+    network = set_network(training.shape(args), args.num_features, "adapool", seed=0)
     network.load_state_dict(content["best"])
-    return network.double().eval(), args, int(column.removeprefix("KNN-"))
+    return network.double().eval(), args, int(content["settings"]["column"].removeprefix("KNN-"))
 
 
 @torch.no_grad()
-def measure(network: training.Network, sets: Tensor, k: int) -> Measured:
+def measure(network: Network, sets: Tensor, k: int) -> Measured:
     """Measure one run on sets (B, N, D)."""
     signal = torch.zeros(sets.shape[:2], dtype=torch.bool).scatter(1, nearest(sets, k), True)[:, None]  # (B, 1, N)
     weights = network.head.weights(network.encode(sets.double()))  # (B, heads, N)
@@ -120,7 +120,6 @@ def table(levels: Mapping[int, Measured]) -> str:
 
 def draw(levels: Mapping[int, Measured], path: Path) -> None:
     """Draw, for each k, the bounds as a pale bar and the errors within as a dark one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.8), dpi=150, layout="constrained")
@@ -140,9 +139,7 @@ def draw(levels: Mapping[int, Measured], path: Path) -> None:
         axes.set(xlabel="k, neighbours that are signal", ylabel="w* − w", title=f"weights of {name}")
         axes.grid(axis="y", alpha=0.25)
     figure.suptitle("errors of weights (dark: least to largest in a set, dot: mean) in their bounds (pale)", fontsize=9)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(path, buffer.getvalue())
+    write_png(path, figure)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -30,7 +30,6 @@ class Args(SetArgs):
     """Settings of the KNN-centroid experiment."""
 
     out: Path = Path("runs/knn_centroid")
-    """folder of the runs, the table and the figure"""
     ks: tuple[int, ...] = (4,)
     """numbers of neighbours, the signal"""
 

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
+Scale = Literal["head", "width"]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,9 +29,7 @@ class Shape:
     feedforward: int
     dropout: float = 0.0  # after the feed-forward
     attention_dropout: float = 0.0
-    attention_scale: Literal["head", "width"] = (
-        "width"  # 1/sqrt of the width of a head, or of all as in the paper's code
-    )
+    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the paper's code
     init_std: float = 0.02  # of all weights at first (appendix "Supervised KNN Centroid")
     final_norm: bool = False
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
     """A layer that normalises first: attention without biases, then a feed-forward with GELU."""
 
     def __init__(self, shape: Shape) -> None:
-        """Make the layers; `draw` fills them."""
+        """Make the layers, whose weights `Network` draws."""
         super().__init__()
         self.heads, self.scale, self.attention_dropout = shape.heads, shape.scale(), shape.attention_dropout
         self.norm, self.ff_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)

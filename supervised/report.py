@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from training import Args, Cell
 
 from noisy_envs import results, runs
 from noisy_envs.files import write_atomically
+from noisy_envs.pictures import write_png
 
 NAMES = results.NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
 COLOURS = results.COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
@@ -60,9 +60,10 @@ def table(
         else:
             texts = [f"{baselines[name][column]:.{digits}f}" for column in columns]
         lines.append([NAMES.get(name, name), *texts])
-        if name in paper:
-            told = paper[name]
-            lines.append(["the paper's", *(f"{told[column]:.3f}" if column in told else "" for column in columns)])
+        told = paper.get(name, {})
+        if any(column in told for column in columns):
+            places = min(digits, 3)  # the paper's tables have no more
+            lines.append(["the paper's", *(f"{told[x]:.{places}f}" if x in told else "" for x in columns)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -99,7 +100,6 @@ def plot_lines(
     log: bool = True,
 ) -> None:
     """Draw scores over the columns' positions, both axes logarithmic if `log`; the paper's as thin dashed lines."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
@@ -125,6 +125,4 @@ def plot_lines(
     if paper:
         axes.plot([], [], "--", color="0.6", linewidth=1, label="the paper's")
     axes.legend(fontsize=8)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(path, buffer.getvalue())
+    write_png(path, figure)

@@ -28,33 +28,19 @@ class SetArgs(training.Args):
     data_seed: int = 42
     """seed of the data set"""
     pools: tuple[str, ...] = tuple(HEADS)
-    """pooling heads"""
     seeds: tuple[int, ...] = (1, 2, 3)
-    """seeds of weights, order and dropout"""
     folds: tuple[int, ...] = (1,)
-    """which of the five folds validate, one run each"""
     epochs: int = 5
-    """passes over the training set"""
     batch_size: int = 250
-    """samples in a step"""
     learning_rate: float = 3e-3
-    """highest rate of Adam"""
     layers: int = 2
-    """layers of the encoder"""
     width: int = 16
-    """features of an embedding"""
     heads: int = 2
-    """heads of the attention, in the encoder and in AdaPool"""
     feedforward: int = 64
-    """width inside a feed-forward"""
     schedule: training.Schedule = "cosine"
-    """of the rate: cosine falls to zero at the end"""
     warmup: float = 0.1
-    """share of the training in which the rate rises from zero"""
     max_grad_norm: float = 1.0
-    """largest norm of a gradient, else it is scaled down"""
     jobs: int = 2
-    """runs at a time"""
 
 
 # appendix "Supervised KNN Centroid", and the folds of Section 4.2

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 import tyro
-from network import Network, Shape
+from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -38,10 +38,9 @@ from noisy_envs.files import lock, write_atomically
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
-# settings that a run may change when it goes on: they are not what it learns from
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
-Scale = Literal["head", "width"]
+# settings that a run may change when it goes on: they are not what it learns from
 FREE = (
     "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets",
     "canvas", "download",
@@ -396,10 +395,10 @@ def run_all(args: Args, columns: Sequence[str], make_task: Callable[[Any, str], 
         ValueError, FloatingPointError: as `train` does.
         KeyboardInterrupt: after Ctrl-C.
     """
-    cells = [
+    cells = list(dict.fromkeys(
         Cell(column, pool, seed, fold)
         for seed in args.seeds for fold in args.folds for column in columns for pool in args.pools
-    ]  # fmt: skip
+    ))  # fmt: skip
     found = {cell: read_summary(cell, args) for cell in cells}
     missing = [cell for cell, summary in found.items() if summary is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them done before", flush=True)

@@ -43,7 +43,6 @@ class Args(training.Args):
     dataset: str = "digits"
     """"digits", "fashion-mnist", "cifar10" or "cifar100\""""
     out: Path = Path("runs/vision")
-    """folder of the runs, the table and the figure"""
     download: bool = False
     """whether to fetch a data set that is not in the data folder"""
     canvas: tuple[int, ...] = (0,)
@@ -51,50 +50,32 @@ class Args(training.Args):
     patch: int = 0
     """side of a patch in pixels; 0 for 4, or 2 for digits"""
     pools: tuple[str, ...] = POOLS
-    """pooling heads"""
     seeds: tuple[int, ...] = (1,)
-    """seeds of weights, order, dropout and crops"""
     folds: tuple[int, ...] = (1,)
-    """which of the five folds validate, one run each"""
     padding: int = 4
     """pixels by which images may be shifted in training"""
     epochs: int = 4
-    """passes over the training set"""
     batch_size: int = 128
-    """images in a step"""
     learning_rate: float = 3e-3
-    """highest rate of Adam"""
     layers: int = 2
-    """layers of the encoder"""
     width: int = 64
-    """features of an embedding"""
     heads: int = 4
-    """heads of the attention, in the encoder and in AdaPool"""
     feedforward: int = 128
-    """width inside a feed-forward"""
     dropout: float = 0.1
-    """share of the feed-forward's output that is dropped in training"""
     attention_scale: training.Scale = "head"
-    """scores are divided by the square root of a head's width, or as in the paper's code of the whole width"""
     init_std: float = 0.1
-    """standard deviation of all weights at first"""
     attention_dropout: float = 0.0
     """share of the attention's weights that is dropped in training"""
     schedule: training.Schedule = "cosine"
-    """of the rate: cosine falls to zero at the end"""
     warmup: float = 0.1
-    """share of the training in which the rate rises from zero"""
     weight_decay: float = 0.1
-    """of AdamW"""
     max_grad_norm: float = 1.0
-    """largest norm of a gradient, else it is scaled down"""
     jobs: int = 2
-    """runs at a time"""
 
 
 FAST: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 60, "batch_size": 32, "padding": 0},
-    "fashion-mnist": {"padding": 2},
+    "fashion-mnist": {"padding": 2, "epochs": 10},
     "cifar10": {"epochs": 20},
     "cifar100": {"epochs": 20},
 }

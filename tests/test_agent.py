@@ -200,6 +200,55 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):
         trainer.close()
 
 
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_run_that_ends_hard_can_go_on_from_its_first_update(tmp_path, monkeypatch, done):
+    iterate = ppo.Trainer.iterate
+
+    def killed(trainer):
+        if trainer.updates == done:
+            raise KeyboardInterrupt
+        return iterate(trainer)
+
+    monkeypatch.setattr(ppo.Trainer, "iterate", killed)
+    with pytest.raises(SystemExit, match="--resume" if done else "nothing to go on with"):
+        run(tmp_path, "--total-timesteps", "640")
+    found = list(tmp_path.glob("*/checkpoint.pt"))
+    assert len(found) == done
+    if done:
+        assert runs.load_checkpoint(found[0])["progress"][:2] == [64, 1]
+        assert [row["global_step"] for row in runs.read_metrics(found[0].parent / "metrics.csv")] == [64]
+
+
+def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
+    def full(trainer):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ppo.Trainer, "save", full)
+    with pytest.raises(SystemExit, match="no space left"):
+        run(tmp_path, "--total-timesteps", "640")
+    (path,) = tmp_path.glob("*/metrics.csv")
+    assert [row["global_step"] for row in runs.read_metrics(path)] == [64]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+    summary, folder = run(tmp_path, "--total-timesteps", "128")
+    before = (folder / "summary.json").read_bytes()
+    again = ppo.main(["--resume", str(folder)])
+    assert again["return"] == summary["return"] and (folder / "summary.json").read_bytes() == before
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{folder} is finished")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a terminal that can hang up")
+def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in ppo.stop_signals()  # as under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signal.SIGHUP in ppo.stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(SystemExit, match=r"checkpoint\.pt is no checkpoint"):

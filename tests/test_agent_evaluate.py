@@ -134,7 +134,7 @@ GAME_WORDS = {
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("game", GAME_WORDS)
-def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch):
+def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch, capsys):
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])
     shown = []
@@ -150,6 +150,7 @@ def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch
 
     monkeypatch.setattr(ppo, "ParallelTokenEnv", Watched)
     evaluate(ppo, tmp_path / "out", run, "--record", tmp_path / "new" / "x.gif")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"in {tmp_path / 'new' / 'x.gif'}")
     with Image.open(tmp_path / "new" / "x.gif") as film:
         assert film.n_frames == len(shown) + 1 == 4
     for weights, real in shown:

@@ -412,3 +412,16 @@ def test_ray_takes_up_a_lost_run(field):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[3/3]" in done.stdout and not field.results()["missing"]
     assert [call.startswith("--resume") for call in sorted(field.calls())] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("training\nerror: seed=-1: must be from 0\n", "error: seed=-1: must be from 0"),
+        ("╭─ Unrecognized ─╮\n│ --bogus, 1     │\n│ for help: -h   │\n╰────────────────╯\n", "--bogus, 1"),
+        ("", "no word"),
+    ],
+    ids=["line", "box", "nothing"],
+)
+def test_a_failures_reason_is_its_telling_line(log, told):
+    assert compare.reason(log) == told

@@ -336,7 +336,7 @@ def test_the_papers_settings_of_images(monkeypatch, dataset):
     assert found["pools"] == vision.POOLS and (found["patch"] or vision.PATCH[dataset]) == 4
 
 
-@pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 60, 0), ("fashion-mnist", 4, 2)])
+@pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 60, 0), ("fashion-mnist", 10, 2)])
 def test_defaults_depend_on_the_data_set(monkeypatch, dataset, epochs, padding):
     found = parsed(monkeypatch, "vision", "--dataset", dataset)
     assert (found["epochs"], found["padding"]) == (epochs, padding)
@@ -547,3 +547,29 @@ def test_scores_and_their_spread():
     assert cells_of(text)[1] == {
         "AvgPool": ["3.0 ± 1.5", "4.0"], "the paper's": ["0.500", ""], "naive": ["1.0", "2.0"],
     }  # fmt: skip
+
+
+def test_bounds_of_trained_heads(tmp_path, capsys):
+    bounds = load_supervised("bounds")
+    with pytest.raises(ValueError, match="holds no finished run of AdaPool"):
+        bounds.main([str(tmp_path / "runs")])
+    words = ["--num-sets", "200", "--num-vectors", "6", "--num-features", "8", "--width", "8", "--feedforward", "8"]
+    words += ["--ks", "1", "6", "--epochs", "1", "--pools", "adapool", "--seeds", "1", "--jobs", "1"]
+    knn_centroid.main([*words, "--out", "runs", "--data-dir", "data"])
+    capsys.readouterr()
+    bounds.main(["runs", "--data-dir", "data"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
+    assert [row[-1] for row in rows] == 2 * ["100.00 % |"]
+    assert "nan" not in str(rows) and (tmp_path / "runs" / "bounds.png").is_file()
+
+    # the weights measured by hand: those of the neighbours and of the others, beside 1 / k and 0
+    trained, args, k = bounds.load(tmp_path / "runs" / "KNN-1" / "adapool" / "seed-1-fold-1", tmp_path / "data")
+    sets = set_task.test_sets(args)[:5]
+    with torch.no_grad():
+        weights = trained.head.weights(trained.encode(sets.double()))
+    near = load_supervised("synthetic").nearest(sets, k)[:, 0]
+    found = bounds.measure(trained, sets, k)
+    own = torch.stack([weights[index, :, place] for index, place in enumerate(near)])  # (B, heads)
+    assert found.signal == pytest.approx(3 * [(1 - own).mean().item()])
+    assert found.noise[1] == pytest.approx((own - 1).mean().item() / 5)
+    assert found.inside == 1

@@ -6,12 +6,11 @@ A run is a folder with a `metrics.csv`; runs of one label share a colour.
 from __future__ import annotations
 
 import argparse
-import io
 from pathlib import Path
 
 import numpy as np
 
-from noisy_envs.files import write_atomically
+from noisy_envs.pictures import write_png
 from noisy_envs.runs import read_metrics
 
 
@@ -26,7 +25,6 @@ def labelled(word: str) -> tuple[str, Path]:
 
 def main() -> None:
     """Read, draw, write."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,9 +44,7 @@ def main() -> None:
     axes.set(xlabel="million steps", ylabel="return of training episodes", title=args.title)
     axes.grid(alpha=0.25)
     axes.legend()
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    write_atomically(args.out, buffer.getvalue())
+    write_png(args.out, figure)
 
 
 if __name__ == "__main__":
