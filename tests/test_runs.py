@@ -235,7 +235,7 @@ def test_a_matrix_of_any_size_is_drawn(tmp_path, shape):
 
 def test_a_matrix_tells_its_numbers_in_colours_that_compare(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(pictures, "_write_png", lambda path, figure: drawn.append(figure))
+    monkeypatch.setattr(pictures, "write_png", lambda path, figure: drawn.append(figure))
     values = np.array([[0.5, np.nan], [-0.001, 1.234]])
     draw_matrix(tmp_path / "a.png", values, np.array([[0.1, 0.1], [0.02, np.nan]]), ["few", "many"], ["0", "28"])
     axes = drawn[0].axes[0]

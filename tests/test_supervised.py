@@ -547,7 +547,7 @@ def test_scores_and_their_spread():
     assert report.scores(cells, lambda error: 10 - error)["avgpool"]["a"].mean == 7
     text = report.table(rows, {"naive": {"a": 1, "b": 2}}, {"avgpool": {"a": 0.5}}, ["a", "b"], digits=1)
     assert cells_of(text)[1] == {
-        "AvgPool": ["3.0 ± 1.5", "4.0"], "the paper's": ["0.500", ""], "naive": ["1.0", "2.0"],
+        "AvgPool": ["3.0 ± 1.5", "4.0"], "the paper's": ["0.5", ""], "naive": ["1.0", "2.0"],
     }  # fmt: skip
 
 
