@@ -1,36 +1,48 @@
-"""Attention with heads of width 1, as the paper's reinforcement-learning networks have it, fast when compiled.
+"""Attention with heads of one or a few numbers, as most of the paper's networks have it, fast when compiled.
 
 With one number for each query, key and value, a score is a product of two numbers, and attention is sums over
 pairs of tokens. `torch.compile` makes them loops that keep no score in memory: each weight is computed again where
 it is needed, three times in a step of learning. The library's kernels instead pad such heads to the width of a
 matrix unit. Eager code would store all (B, N, N, H) weights: use it compiled, or `scaled_dot_product_attention`.
 
-Shapes: `B` sets, `N` tokens, `H` heads, each of width 1.
+Shapes: `B` sets, `N` tokens, `H` heads, each of width `W`. Sums over a head's width are written out, of W tensors
+(B, N, H): the work grows as W², which pays off to W = 2 or so.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
 LOG2_E = math.log2(math.e)  # exp2 is one instruction on a GPU
+# Options of `torch.compile` for W > 1: so many numbers go into a weight that it would be stored, not computed again.
+OPTIONS = {"realize_reads_threshold": 16, "realize_acc_reads_threshold": 16}
 
 
 def narrow_attention(
-    tokens: Tensor, query_key_value: Tensor, mask: Tensor | None = None, scale: float = 1.0, axis: int = 1
+    tokens: Tensor,
+    query_key_value: Tensor,
+    mask: Tensor | None = None,
+    scale: float = 1.0,
+    axis: int = 1,
+    width: int = 1,
 ) -> Tensor:
-    """Attend with H heads of width 1: softmax_j(scale · q_i k_j) v_j, summed over tokens j.
+    """Attend with H heads of a small width: softmax_j(scale · q_i · k_j) v_j, summed over tokens j.
 
     Args:
-        tokens: (B, N, H), or (N, B, H) with `axis` 0, which suits a CPU: it works on sets side by side, and so finds
-            the numbers of neighbouring sets next to each other.
-        query_key_value: (3H, H), rows of W_Q, W_K and W_V.
-        mask: bool, as tokens without H, True where one may be attended to; a set without any gives zeros.
+        tokens: (B, N, H W), or (N, B, H W) with `axis` 0, which suits a CPU: it works on sets side by side, and so
+            finds the numbers of neighbouring sets next to each other.
+        query_key_value: (3 H W, H W), rows of W_Q, W_K and W_V.
+        mask: bool, as tokens without H W, True where one may be attended to; a set without any gives zeros.
         scale: of the scores.
         axis: of the tokens in a set.
+        width: W, of a head.
 
     Returns:
         As tokens, without an output projection.
@@ -39,35 +51,36 @@ def narrow_attention(
         heads = torch.nn.functional.linear(tokens, query_key_value).chunk(3, dim=-1)
     else:  # three products, so that each result is in one piece
         heads = tuple(torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))
-    mixed: Tensor = _Attention.apply(*heads, mask, scale, axis)
-    return mixed
+    parts = [part for whole in heads for part in whole.unflatten(-1, (-1, width)).unbind(-1)]
+    mixed: tuple[Tensor, ...] = _Attention.apply(mask, scale, axis, *parts)
+    return torch.stack(mixed, dim=-1).flatten(-2)
 
 
 class _Attention(torch.autograd.Function):
-    """The sums, with a gradient that computes the weights again; `axis` is that of the tokens, 0 or 1."""
+    """The sums, with a gradient that computes the weights again.
+
+    `axis` is that of the tokens, 0 or 1. Queries, keys and values are given, and mixtures returned, in W parts each.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, axis: int
-    ) -> Tensor:
-        scaled, high, low = query * (scale * LOG2_E), key, key
-        if mask is not None:
-            mask = mask.unsqueeze(2)
-            high, low = key.masked_fill(~mask, -math.inf), key.masked_fill(~mask, math.inf)
-        # the largest score of a row is that of the largest or of the smallest key
-        top = torch.maximum(scaled * high.amax(axis, keepdim=True), scaled * low.amin(axis, keepdim=True))
+    def forward(ctx: Any, mask: Tensor | None, scale: float, axis: int, *parts: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = _thirds(parts)
+        scaled = [q * (scale * LOG2_E) for q in query]
+        mask = None if mask is None else mask.unsqueeze(2)
+        top = _largest(scaled, key, mask, axis)
         weights = _weights(scaled, key, top, mask, axis)  # (…, N queries, N keys, H)
         total = weights.sum(axis + 1)
         if mask is not None:
             total = total.masked_fill(total == 0, 1)
-        out = (weights * value.unsqueeze(axis)).sum(axis + 1) / total
-        ctx.save_for_backward(scaled, key, value, out, top + total.log2(), mask)
+        out = [(weights * v.unsqueeze(axis)).sum(axis + 1) / total for v in value]
+        ctx.save_for_backward(top + total.log2(), mask, *scaled, *key, *value, *out)
         ctx.scale, ctx.axis = scale, axis
-        return out
+        return tuple(out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, key, value, out, shift, mask = ctx.saved_tensors
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        shift, mask, *saved = ctx.saved_tensors
+        scaled, key, value = _thirds(saved[: 3 * len(grad)])
         axis = ctx.axis
         weights = _weights(scaled, key, shift, mask, axis)
 
@@ -78,11 +91,37 @@ class _Attention(torch.autograd.Function):
         def over_queries(x: Tensor) -> Tensor:
             return (weights * x.unsqueeze(axis + 1)).sum(axis)
 
-        query_grad = grad * (over_keys(value * key) - out * over_keys(key)) * ctx.scale
-        key_grad = (value * over_queries(grad * scaled) - over_queries(grad * out * scaled)) / LOG2_E
-        return query_grad, key_grad, over_queries(grad), None, None, None
+        along = _dot(grad, saved[3 * len(grad) :])  # of the gradient, on what came out
+        query_grad = [ctx.scale * (_dot(grad, [over_keys(v * k) for v in value]) - along * over_keys(k)) for k in key]
+        key_grad = [
+            (_dot(value, [over_queries(g * s) for g in grad]) - over_queries(along * s)) / LOG2_E for s in scaled
+        ]
+        return None, None, None, *query_grad, *key_grad, *(over_queries(g) for g in grad)
 
 
-def _weights(scaled: Tensor, key: Tensor, shift: Tensor, mask: Tensor | None, axis: int) -> Tensor:
-    weights = (scaled.unsqueeze(axis + 1) * key.unsqueeze(axis) - shift.unsqueeze(axis + 1)).exp2()
+def _thirds(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+    width = len(parts) // 3
+    return parts[:width], parts[width : 2 * width], parts[2 * width :]
+
+
+def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    return reduce(add, (x * y for x, y in zip(left, right, strict=True)))
+
+
+def _scores(scaled: Sequence[Tensor], key: Sequence[Tensor], axis: int) -> Tensor:
+    return _dot([s.unsqueeze(axis + 1) for s in scaled], [k.unsqueeze(axis) for k in key])
+
+
+def _largest(scaled: Sequence[Tensor], key: Sequence[Tensor], mask: Tensor | None, axis: int) -> Tensor:
+    if len(key) > 1:
+        scores = _scores(scaled, key, axis)
+        return (scores if mask is None else torch.where(mask.unsqueeze(axis), scores, -math.inf)).amax(axis + 1)
+    # the largest score of a row is that of the largest or of the smallest key
+    high = key[0] if mask is None else key[0].masked_fill(~mask, -math.inf)
+    low = key[0] if mask is None else key[0].masked_fill(~mask, math.inf)
+    return torch.maximum(scaled[0] * high.amax(axis, keepdim=True), scaled[0] * low.amin(axis, keepdim=True))
+
+
+def _weights(scaled: Sequence[Tensor], key: Sequence[Tensor], shift: Tensor, mask: Tensor | None, axis: int) -> Tensor:
+    weights = (_scores(scaled, key, axis) - shift.unsqueeze(axis + 1)).exp2()
     return weights if mask is None else torch.where(mask.unsqueeze(axis), weights, 0)

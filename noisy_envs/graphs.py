@@ -13,8 +13,8 @@ class Recorded:
     """A function of tensors whose first call on a GPU is recorded, and played again by all others.
 
     Arguments are tensors, of the same shapes in each call, None, or tuples of such. What a call returns is overwritten
-    by the next. The function must neither wait for the GPU nor draw from a generator, and may change tensors in place
-    only if three calls too many do no harm.
+    by the next. The function must not wait for the GPU, may draw from the global random state alone, of which the first
+    call takes no more than others, and may change tensors in place only if three calls too many do no harm.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -40,10 +40,11 @@ class Recorded:
         self._inputs = tree_map(lambda x: None if x is None else x.clone(), inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._function(*self._inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._function(*self._inputs)
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self._function(*self._inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._outputs = self._function(*self._inputs)

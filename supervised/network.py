@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from noisy_envs.attention import OPTIONS, narrow_attention
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
+NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
 Scale = Literal["head", "width"]
 
 
@@ -62,6 +64,7 @@ class Block(nn.Module):
         """Make the layers, whose weights `Network` draws."""
         super().__init__()
         self.heads, self.scale, self.attention_dropout = shape.heads, shape.scale(), shape.attention_dropout
+        self.head_width = shape.width // shape.heads
         self.norm, self.ff_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.output = nn.Linear(shape.width, shape.width, bias=False)
@@ -71,13 +74,19 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map embeddings (B, N, H) to embeddings (B, N, H)."""
-        heads = self.query_key_value(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        dropout = self.attention_dropout if self.training else 0.0
-        query, key, value = heads  # each (B, heads, N, H / heads)
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
-        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        x = x + self.output(self.attend(self.norm(x)))
         forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
         return x + forwarded
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Return the heads' outputs side by side (B, N, H)."""
+        dropout = self.attention_dropout if self.training else 0.0
+        if torch.compiler.is_compiling() and self.head_width <= NARROW and not dropout:
+            return narrow_attention(x, self.query_key_value.weight, scale=self.scale, width=self.head_width)
+        heads = self.query_key_value(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = heads  # each (B, heads, N, H / heads)
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class Network(nn.Module):
@@ -111,6 +120,11 @@ class Network(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
         self.head = make_head(shape, torch.Generator().manual_seed(seed))
+
+    def compile_blocks(self) -> None:
+        """Compile the layers, once for all of them, as they are alike."""
+        for block in self.blocks:
+            block.compile(options=OPTIONS)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs to what the head pools, embeddings (B, N, H); ClsToken makes N one larger."""

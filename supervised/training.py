@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from noisy_envs import runs
 from noisy_envs.files import lock, write_atomically
+from noisy_envs.graphs import Recorded
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
@@ -94,7 +95,7 @@ class Args:
     jobs: int = 1
     """runs at a time"""
     compile: bool = False
-    """whether to compile the network"""
+    """whether to compile the layers, and on a GPU to record a step as a CUDA graph"""
     data_dir: Path = Path("data")
     """folder of data files"""
 
@@ -220,7 +221,7 @@ def rate(args: Args, step: int, steps: int) -> float:
 class Run:
     """What a run has come to."""
 
-    network: nn.Module
+    network: Network
     optimizer: torch.optim.Optimizer
     rows: list[dict[str, float]] = field(default_factory=list)  # one an epoch
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best epoch
@@ -257,38 +258,77 @@ def settings_of(args: Args, cell: Cell) -> dict[str, Any]:
     return plain
 
 
-def epoch(task: Task, run: Run, forward: Callable[..., Tensor], index: Tensor, args: Args, seed: int) -> float:
-    """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
-    number = len(run.rows)
-    own = runs.environment_seed(seed, f"epoch {number}")
-    order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(own))].to(args.device)
-    generator = torch.Generator(args.device).manual_seed(own)
-    batches = order.split(args.batch_size)
-    run.network.train()
-    total = torch.zeros((), device=args.device)
-    with torch.random.fork_rng():  # dropout draws from the global state: seeded here, restored after
-        torch.manual_seed(own)
-        for step, some in enumerate(batches, start=number * len(batches)):
-            for group in run.optimizer.param_groups:
-                group["lr"] = rate(args, step, args.epochs * len(batches))
-            inputs, targets = task.batch(some, generator)
-            loss = task.loss(forward(inputs), targets)
-            run.optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(run.network.parameters(), args.max_grad_norm)
-            run.optimizer.step()
-            total += loss.detach() * len(some)
-    return total.item() / len(index)
+Gradient = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+def gradient_of(task: Task, network: Network) -> Gradient:
+    """Return a function of inputs and targets: the loss, and its gradients by the parameters."""
+    parameters = list(network.parameters())
+
+    def gradient(inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        loss = task.loss(network(inputs), targets)
+        return loss.detach(), torch.autograd.grad(loss, parameters)
+
+    return gradient
+
+
+class Trainer:
+    """Trains a network, an epoch at a time."""
+
+    def __init__(self, task: Task, run: Run, args: Args, seed: int) -> None:
+        """Take what is to be learned, and compile the network if asked."""
+        self.task, self.run, self.args, self.seed = task, run, args, seed
+        self.parameters = list(run.network.parameters())
+        self.gradient = gradient_of(task, run.network)
+        self.recorded: Gradient = self.gradient
+        if args.compile:
+            run.network.compile_blocks()
+        if args.compile and torch.device(args.device).type == "cuda":
+            self.recorded = Recorded(self.gradient)
+
+    def epoch(self, index: Tensor) -> float:
+        """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
+        args, number = self.args, len(self.run.rows)
+        own = runs.environment_seed(self.seed, f"epoch {number}")
+        order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(own))].to(args.device)
+        generator = torch.Generator(args.device).manual_seed(own)
+        batches = order.split(args.batch_size)
+        self.run.network.train()
+        total = torch.zeros((), device=args.device)
+        with random_state(args.device):  # dropout draws from the global state: seeded here, restored after
+            torch.manual_seed(own)
+            for step, some in enumerate(batches, start=number * len(batches)):
+                total += len(some) * self.step(some, generator, rate(args, step, args.epochs * len(batches)))
+        return total.item() / len(index)
+
+    def step(self, index: Tensor, generator: torch.Generator, learning_rate: float) -> Tensor:
+        """Take a step along the gradient of a batch; returns the mean loss before it."""
+        gradient = self.recorded if len(index) == self.args.batch_size else self.gradient  # records have one size
+        loss, gradients = gradient(*self.task.batch(index, generator))
+        for parameter, own in zip(self.parameters, gradients, strict=True):
+            parameter.grad = own
+        if self.args.max_grad_norm < math.inf:
+            nn.utils.clip_grad_norm_(self.parameters, self.args.max_grad_norm)
+        for group in self.run.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.run.optimizer.step()
+        return loss
+
+
+def random_state(device: str) -> AbstractContextManager[None]:
+    """Return a context that restores the global random state, the device's too."""
+    index = torch.zeros((), device=device).get_device()
+    return torch.random.fork_rng(devices=[index] if index >= 0 else [])
 
 
 @torch.no_grad()
-def mean_error(task: Task, run: Run, forward: Callable[..., Tensor], index: Tensor, device: str) -> float:
+def mean_error(task: Task, network: Network, index: Tensor, device: str) -> float:
     """Return the mean error of samples."""
-    run.network.eval()
+    network.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     for some in index.to(device).split(EVALUATED):
         inputs, targets = task.batch(some, None)
-        total += task.error(forward(inputs), targets).sum()
+        total += task.error(network(inputs), targets).sum()
     return total.item() / len(index)
 
 
@@ -311,12 +351,12 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
         run = Run(network, decayed)
         if checkpoint.exists():
             run.load(checkpoint, settings)
-        forward = torch.compile(network) if args.compile else network
+        trainer = Trainer(task, run, args, seed)
         parts = split(task, cell.fold)
         bar = tqdm(total=args.epochs, initial=len(run.rows), desc=str(cell), unit="epoch", disable=not progress)
         with bar:
             while len(run.rows) < args.epochs:
-                row = one_epoch(task, run, forward, parts, args, seed)
+                row = one_epoch(trainer, parts)
                 if not math.isfinite(row["train_loss"] + row["validation_error"]):
                     raise FloatingPointError(f"{cell}: the loss is not finite in epoch {len(run.rows) + 1}: {row}")
                 if not run.rows or row["validation_error"] < min(x["validation_error"] for x in run.rows):
@@ -333,21 +373,20 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
             "versions": runs.versions(),
             "best_epoch": best["epoch"],
             "validation_error": best["validation_error"],
-            "test_error": mean_error(task, run, forward, parts.test, args.device),
+            "test_error": mean_error(task, network, parts.test, args.device),
             "seconds": sum(row["seconds"] for row in run.rows),
         }
         runs.write_summary(folder / "summary.json", found)
     return found
 
 
-def one_epoch(
-    task: Task, run: Run, forward: Callable[..., Tensor], parts: Split, args: Args, seed: int
-) -> dict[str, float]:
+def one_epoch(trainer: Trainer, parts: Split) -> dict[str, float]:
     """Train an epoch and validate; returns the row of `metrics.csv`."""
+    run, device = trainer.run, trainer.args.device
     start = time.perf_counter()
-    loss = epoch(task, run, forward, parts.train, args, seed)
+    loss = trainer.epoch(parts.train)
     trained = time.perf_counter()
-    error = mean_error(task, run, forward, parts.validation, args.device)
+    error = mean_error(trainer.task, run.network, parts.validation, device)
     return {
         "epoch": len(run.rows) + 1,
         "train_loss": loss,

@@ -1,4 +1,4 @@
-"""Attention with heads of width 1 is scaled dot-product attention."""
+"""Attention with narrow heads is scaled dot-product attention."""
 
 import shutil
 
@@ -7,23 +7,23 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from noisy_envs.attention import narrow_attention
+from noisy_envs.attention import OPTIONS, narrow_attention
 
 
-def usual(tokens, weight, mask, scale):
-    """Attend by torch's own function, heads of width 1."""
-    heads = torch.nn.functional.linear(tokens, weight).unflatten(-1, (3, tokens.shape[-1], 1)).permute(2, 0, 3, 1, 4)
+def usual(tokens, weight, mask, scale, width=1):
+    """Attend by torch's own function."""
+    heads = torch.nn.functional.linear(tokens, weight).unflatten(-1, (3, -1, width)).permute(2, 0, 3, 1, 4)
     allowed = None if mask is None else mask[:, None, None]
     mixed = torch.nn.functional.scaled_dot_product_attention(*heads, allowed, scale=scale)
     return mixed.transpose(1, 2).flatten(2)
 
 
-def narrow(tokens, weight, mask, scale, axis):
-    """Attend by ours, tokens given as (B, N, H) for either axis."""
+def narrow(tokens, weight, mask, scale, axis, width=1):
+    """Attend by ours, tokens given as (B, N, H W) for either axis."""
     if axis == 1:
-        return narrow_attention(tokens, weight, mask, scale)
+        return narrow_attention(tokens, weight, mask, scale, width=width)
     mask = None if mask is None else mask.transpose(0, 1)
-    return narrow_attention(tokens.transpose(0, 1), weight, mask, scale, axis=0).transpose(0, 1)
+    return narrow_attention(tokens.transpose(0, 1), weight, mask, scale, axis=0, width=width).transpose(0, 1)
 
 
 def drawn(masked, dtype=torch.float64, size=1.0, sets=7):
@@ -36,48 +36,53 @@ def drawn(masked, dtype=torch.float64, size=1.0, sets=7):
     return tokens.requires_grad_(), weight.requires_grad_(), mask
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("masked", [False, True])
-def test_values_and_gradients(axis, masked):
+def test_values_and_gradients(axis, masked, width):
     tokens, weight, mask = drawn(masked)
-    found, expected = narrow(tokens, weight, mask, 0.4, axis), usual(tokens, weight, mask, 0.4)
+    found, expected = narrow(tokens, weight, mask, 0.4, axis, width), usual(tokens, weight, mask, 0.4, width)
     torch.testing.assert_close(found, expected)
     into = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for one, other in zip(*(torch.autograd.grad(x, (tokens, weight), into) for x in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_gradcheck(axis):
+def test_gradcheck(axis, width):
     tokens, weight, mask = drawn(masked=True, sets=2)
-    assert torch.autograd.gradcheck(lambda x, w: narrow(x, w, mask, 0.7, axis), (tokens, weight))
+    assert torch.autograd.gradcheck(lambda x, w: narrow(x, w, mask, 0.7, axis, width), (tokens, weight))
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_set_without_tokens_gives_zeros(axis):
+def test_a_set_without_tokens_gives_zeros(axis, width):
     tokens, weight, mask = drawn(masked=True)
     mask[3] = False
-    out = narrow(tokens, weight, mask, 0.4, axis)
+    out = narrow(tokens, weight, mask, 0.4, axis, width)
     assert (out[3] == 0).all() and (out[0] != 0).any()
     gradients = torch.autograd.grad(out.sum(), (tokens, weight))
     assert all(torch.isfinite(gradient).all() for gradient in gradients) and (gradients[0][3] == 0).all()
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("masked", [False, True])
-def test_large_scores_are_finite(axis, masked):
+def test_large_scores_are_finite(axis, masked, width):
     tokens, weight, mask = drawn(masked, dtype=torch.float32, size=1000.0)
-    out = narrow(tokens, weight, mask, 1.0, axis)
-    torch.testing.assert_close(out, usual(tokens, weight, mask, 1.0), rtol=1e-4, atol=1e-2)
+    out = narrow(tokens, weight, mask, 1.0, axis, width)
+    torch.testing.assert_close(out, usual(tokens, weight, mask, 1.0, width), rtol=1e-4, atol=1e-2)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), (tokens, weight)))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler itself does what torch deprecates
-def test_compiled_is_the_same():
+@pytest.mark.parametrize(("axis", "width"), [(0, 1), (1, 2)])
+def test_compiled_is_the_same(axis, width):
     tokens, weight, mask = drawn(masked=True, dtype=torch.float32)
-    compiled = torch.compile(narrow, fullgraph=True)
-    found, expected = compiled(tokens, weight, mask, 0.4, 0), usual(tokens, weight, mask, 0.4)
+    compiled = torch.compile(narrow, fullgraph=True, options=OPTIONS)
+    found, expected = compiled(tokens, weight, mask, 0.4, axis, width), usual(tokens, weight, mask, 0.4, width)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         *(torch.autograd.grad(x.square().sum(), (tokens, weight)) for x in (found, expected)), strict=True
