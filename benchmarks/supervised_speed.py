@@ -3,8 +3,8 @@
     python benchmarks/supervised_speed.py [--preset paper] [--device cuda] [--num-sets 100000] [--steps 20]
         [other words of supervised/knn_centroid.py]
 
-Prints the seconds to draw the sets and to find the targets; what a step takes, eager, compiled, and on a GPU recorded as
-a CUDA graph; an epoch of 720,000 samples at that speed; and the device's own time for a step by kinds of work.
+Prints the seconds to draw the sets and to find the targets; what a step takes, eager, compiled, and on a GPU recorded
+as a CUDA graph; an epoch of 720,000 samples at that speed; and the device's own time for a step by kinds of work.
 
 Limits for the paper's network (N = 128, 12 layers, 8 heads of width 2): a sample has 12 * 8 * 128² = 1.57 million pairs
 of tokens and heads. Our compiled attention computes each weight three times, one `exp2` each: 4.7 million. A streaming
@@ -33,7 +33,7 @@ from noisy_envs import runs
 EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits
     "optimizer": ("multi_tensor", "adam"),
-    "attention": ("exp2", "fmha", "flash", "attention", "softmax"),
+    "attention": ("exp2", "_forward", "_backward_", "fmha", "flash", "attention", "softmax"),
     "matrix products": ("gemm", "gemv", "cutlass", "cublas", "_mm", "splitK", "nvjet"),
     "copies and gathers": ("Memcpy", "Memset", "copy_kernel", "index", "gather"),
     "norms, GELU, dropout, sums": ("",),
@@ -100,8 +100,8 @@ def main(argv: Sequence[str]) -> None:
         spent = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
         step = spent / steps
         print(
-            f"{pool}, {name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {1e9 * step / args.batch_size:,.0f} ns a "
-            f"sample, {step * EPOCH / args.batch_size:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
+            f"{pool}, {name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {1e9 * step / args.batch_size:,.0f} ns "
+            f"a sample, {step * EPOCH / args.batch_size:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
             flush=True,
         )
         if device != "cpu":

@@ -3,7 +3,8 @@
 With one number for each query, key and value, a score is a product of two numbers, and attention is sums over
 pairs of tokens. `torch.compile` makes them loops that keep no score in memory: each weight is computed again where
 it is needed, three times in a step of learning. The library's kernels instead pad such heads to the width of a
-matrix unit. Eager code would store all (B, N, N, H) weights: use it compiled, or `scaled_dot_product_attention`.
+matrix unit. On a GPU with Triton, kernels of ours do the same, compiled or not. Eager code on a CPU would store all
+(B, N, N, H) weights: use it compiled there, or `scaled_dot_product_attention`.
 
 Shapes: `B` sets, `N` tokens, `H` heads, each of width `W`. Sums over a head's width are written out, of W tensors
 (B, N, H): the work grows as W², which pays off to W = 2 or so.
@@ -19,6 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+try:
+    from noisy_envs import kernels
+except ImportError:  # torch for a CPU brings no Triton
+    HAS_KERNELS = False
+else:
+    HAS_KERNELS = True
 
 LOG2_E = math.log2(math.e)  # exp2 is one instruction on a GPU
 # Options of `torch.compile` for W > 1: so many numbers go into a weight that it would be stored, not computed again.
@@ -47,6 +55,9 @@ def narrow_attention(
     Returns:
         As tokens, without an output projection.
     """
+    if HAS_KERNELS and tokens.is_cuda and tokens.dtype == torch.float32 and axis == 1 and width <= kernels.WIDEST:
+        projected = torch.nn.functional.linear(tokens, query_key_value)
+        return kernels.attend(projected, mask, tokens.shape[2] // width, scale)[0]
     if axis == 1:
         heads = torch.nn.functional.linear(tokens, query_key_value).chunk(3, dim=-1)
     else:  # three products, so that each result is in one piece

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.attention import OPTIONS, narrow_attention
+from noisy_envs.attention import HAS_KERNELS, OPTIONS, narrow_attention
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
@@ -78,10 +78,14 @@ class Block(nn.Module):
         forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
         return x + forwarded
 
+    def narrow(self, x: Tensor) -> bool:
+        """Tell whether our own attention is faster than the library's."""
+        return self.head_width <= NARROW and (torch.compiler.is_compiling() or (HAS_KERNELS and x.is_cuda))
+
     def attend(self, x: Tensor) -> Tensor:
         """Return the heads' outputs side by side (B, N, H)."""
         dropout = self.attention_dropout if self.training else 0.0
-        if torch.compiler.is_compiling() and self.head_width <= NARROW and not dropout:
+        if self.narrow(x) and not dropout:
             return narrow_attention(x, self.query_key_value.weight, scale=self.scale, width=self.head_width)
         heads = self.query_key_value(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads  # each (B, heads, N, H / heads)
