@@ -49,23 +49,18 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
 
 @triton_op("noisy_envs::narrow_attention_gradient", mutates_args=())
 def gradient(
-    projected: Tensor, mask: Tensor | None, shift: Tensor, along: Tensor, grad: Tensor, heads: int, scale: float
+    projected: Tensor, mask: Tensor | None, out: Tensor, shift: Tensor, grad: Tensor, heads: int, scale: float
 ) -> Tensor:
-    """Return the gradient by projected (B, N, 3 H W).
-
-    Args:
-        projected, mask, heads, scale: as `attend` has them.
-        shift: (B, H, N), what it returned.
-        along: (B, H, N), products of gradient and mixture, summed over W.
-        grad: the gradient by the mixtures (B, N, H W), contiguous.
-    """
+    """Return the gradient by `projected` (B, N, 3 H W), of the gradient by the mixtures, contiguous (B, N, H W)."""
     sets, tokens, features = projected.shape
-    found = torch.empty_like(projected)
-    for kernel in (_backward_queries, _backward_keys):
-        wrap_triton(kernel)[_grid(sets, tokens, heads)](
-            projected, mask, shift, along, grad, found, scale, LOG2_E,
-            tokens, heads, features // 3 // heads, _rows(tokens), mask is not None, num_warps=1,
-        )  # fmt: skip
+    found, shift_along = torch.empty_like(projected), shift.new_empty(*shift.shape, 2)
+    numbers = (tokens, heads, features // 3 // heads, _rows(tokens), mask is not None)
+    wrap_triton(_backward_queries)[_grid(sets, tokens, heads)](
+        projected, mask, out, shift, grad, found, shift_along, scale, LOG2_E, *numbers, num_warps=1
+    )
+    wrap_triton(_backward_keys)[_grid(sets, tokens, heads)](
+        projected, mask, shift_along, grad, found, scale, LOG2_E, *numbers, num_warps=1
+    )
     return found
 
 
@@ -84,17 +79,26 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     projected, mask, out, shift = ctx.saved_tensors
-    along = (grad * out).unflatten(2, (ctx.heads, -1)).sum(3).transpose(1, 2).contiguous()
-    found = gradient(projected, mask, shift, along, grad.contiguous(), ctx.heads, ctx.scale)
-    return found, None, None, None
+    return gradient(projected, mask, out, shift, grad.contiguous(), ctx.heads, ctx.scale), None, None, None
 
 
 attend.register_autograd(_differentiate, setup_context=_set_up)
 
 
 @triton.jit
+def _numbers(place: tl.tensor, W: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return one number twice, or two that are neighbours by one load."""
+    if W == 1:
+        one = tl.load(place)
+        return one, one
+    both = tl.load(place.to(tl.pointer_type(tl.uint64), bitcast=True))
+    low, high = (both & 0xFFFFFFFF).to(tl.uint32), (both >> 32).to(tl.uint32)
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _forward(
-    projected: tl.tensor, mask: tl.tensor, out: tl.tensor, shift: tl.tensor, scale: tl.tensor,
+    projected: tl.tensor, mask: tl.tensor, out: tl.tensor, shift: tl.tensor, scale: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, MASKED: tl.constexpr,
 ) -> None:  # fmt: skip
     group, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -109,25 +113,28 @@ def _forward(
     if W == 2:
         q1 = tl.load(query + row * step + 1, real, 0.0) * scale
     top = tl.full([R], -float("inf"), tl.float32)
-    for j in range(N):
-        score = q0 * tl.load(key + j * step)
+    for j in tl.range(0, N, loop_unroll_factor=8):
+        k0, k1 = _numbers(key + j * step, W)
+        score = q0 * k0
         if W == 2:
-            score += q1 * tl.load(key + j * step + 1)
+            score += q1 * k1
         if MASKED:
             score = tl.where(tl.load(mask + j), score, -float("inf"))
         top = tl.maximum(top, score)
     total, o0, o1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for j in range(N):
-        score = q0 * tl.load(key + j * step) - top
+        k0, k1 = _numbers(key + j * step, W)
+        v0, v1 = _numbers(value + j * step, W)
+        score = q0 * k0 - top
         if W == 2:
-            score += q1 * tl.load(key + j * step + 1)
+            score += q1 * k1
         weight = tl.exp2(score)
         if MASKED:
             weight = tl.where(tl.load(mask + j), weight, 0.0)
         total += weight
-        o0 += weight * tl.load(value + j * step)
+        o0 += weight * v0
         if W == 2:
-            o1 += weight * tl.load(value + j * step + 1)
+            o1 += weight * v1
     total = tl.where(total == 0, 1.0, total)
     place = out + (group * N + row) * H * W + head * W
     tl.store(place, o0 / total, real)
@@ -138,8 +145,8 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    projected: tl.tensor, mask: tl.tensor, shift: tl.tensor, along: tl.tensor, grad: tl.tensor, found: tl.tensor,
-    scale: tl.tensor, log2_e: tl.tensor,
+    projected: tl.tensor, mask: tl.tensor, out: tl.tensor, shift: tl.tensor, grad: tl.tensor, found: tl.tensor,
+    shift_along: tl.tensor, scale: tl.constexpr, log2_e: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, MASKED: tl.constexpr,
 ) -> None:  # fmt: skip
     group, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -151,21 +158,23 @@ def _backward_queries(
     key, value = query + H * W, query + 2 * H * W
     if MASKED:
         mask += group * N
-    own = grad + (group * N + row) * H * W + head * W
-    q0, g0 = tl.load(query + row * step, real, 0.0) * (scale * log2_e), tl.load(own, real, 0.0)
+    own = (group * N + row) * H * W + head * W
+    q0, g0 = tl.load(query + row * step, real, 0.0) * (scale * log2_e), tl.load(grad + own, real, 0.0)
+    along = g0 * tl.load(out + own, real, 0.0)  # the part of the gradient along what came out
     if W == 2:
-        q1, g1 = tl.load(query + row * step + 1, real, 0.0) * (scale * log2_e), tl.load(own + 1, real, 0.0)
+        q1, g1 = tl.load(query + row * step + 1, real, 0.0) * (scale * log2_e), tl.load(grad + own + 1, real, 0.0)
+        along += g1 * tl.load(out + own + 1, real, 0.0)
     place = (group * H + head) * N + row
-    own_shift, own_along = tl.load(shift + place, real, 0.0), tl.load(along + place, real, 0.0)
+    own_shift = tl.load(shift + place, real, 0.0)
     d0, d1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for j in range(N):
-        k0 = tl.load(key + j * step)
+        k0, k1 = _numbers(key + j * step, W)
+        v0, v1 = _numbers(value + j * step, W)
         score = q0 * k0 - own_shift
-        slope = g0 * tl.load(value + j * step) - own_along
+        slope = g0 * v0 - along
         if W == 2:
-            k1 = tl.load(key + j * step + 1)
             score += q1 * k1
-            slope += g1 * tl.load(value + j * step + 1)
+            slope += g1 * v1
         weight = tl.exp2(score)
         if MASKED:
             weight = tl.where(tl.load(mask + j), weight, 0.0)
@@ -176,12 +185,14 @@ def _backward_queries(
     tl.store(found + start + row * step, d0 * scale, real)
     if W == 2:
         tl.store(found + start + row * step + 1, d1 * scale, real)
+    tl.store(shift_along + 2 * place, own_shift, real)
+    tl.store(shift_along + 2 * place + 1, along, real)
 
 
 @triton.jit
 def _backward_keys(
-    projected: tl.tensor, mask: tl.tensor, shift: tl.tensor, along: tl.tensor, grad: tl.tensor, found: tl.tensor,
-    scale: tl.tensor, log2_e: tl.tensor,
+    projected: tl.tensor, mask: tl.tensor, shift_along: tl.tensor, grad: tl.tensor, found: tl.tensor,
+    scale: tl.constexpr, log2_e: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, MASKED: tl.constexpr,
 ) -> None:  # fmt: skip
     group, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -192,21 +203,20 @@ def _backward_keys(
     query = projected + start
     key, value = query + H * W, query + 2 * H * W
     grad += group * N * H * W + head * W
-    shift += (group * H + head) * N
-    along += (group * H + head) * N
+    shift_along += 2 * (group * H + head) * N
     k0, v0 = tl.load(key + row * step, real, 0.0) * (scale * log2_e), tl.load(value + row * step, real, 0.0)
     if W == 2:
         k1 = tl.load(key + row * step + 1, real, 0.0) * (scale * log2_e)
         v1 = tl.load(value + row * step + 1, real, 0.0)
-    d0, d1, e0, e1 = (
-        tl.zeros([R], tl.float32), tl.zeros([R], tl.float32), tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
-    )  # fmt: skip
+    d0, d1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
+    e0, e1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for i in range(N):
-        q0, g0 = tl.load(query + i * step), tl.load(grad + i * H * W)
-        score = k0 * q0 - tl.load(shift + i)
-        slope = v0 * g0 - tl.load(along + i)
+        q0, q1 = _numbers(query + i * step, W)
+        g0, g1 = _numbers(grad + i * H * W, W)
+        other_shift, along = _numbers(shift_along + 2 * i, 2)
+        score = k0 * q0 - other_shift
+        slope = v0 * g0 - along
         if W == 2:
-            q1, g1 = tl.load(query + i * step + 1), tl.load(grad + i * H * W + 1)
             score += k1 * q1
             slope += v1 * g1
         weight = tl.exp2(score)
