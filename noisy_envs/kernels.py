@@ -86,14 +86,24 @@ attend.register_autograd(_differentiate, setup_context=_set_up)
 
 
 @triton.jit
-def _numbers(place: tl.tensor, W: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Return one number twice, or two that are neighbours by one load."""
+def _load(place: tl.tensor, real: tl.tensor | None, W: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return one number twice, or two that are neighbours by one load; 0 where not `real`."""
     if W == 1:
-        one = tl.load(place)
+        one = tl.load(place, real, 0.0 if real is not None else None)
         return one, one
-    both = tl.load(place.to(tl.pointer_type(tl.uint64), bitcast=True))
+    both = tl.load(place.to(tl.pointer_type(tl.uint64), bitcast=True), real, 0 if real is not None else None)
     low, high = (both & 0xFFFFFFFF).to(tl.uint32), (both >> 32).to(tl.uint32)
     return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store(place: tl.tensor, x0: tl.tensor, x1: tl.tensor, real: tl.tensor, W: tl.constexpr) -> None:
+    """Store the first number, or two that are neighbours at once, where `real`."""
+    if W == 1:
+        tl.store(place, x0, real)
+    else:
+        low, high = x0.to(tl.uint32, bitcast=True).to(tl.uint64), x1.to(tl.uint32, bitcast=True).to(tl.uint64)
+        tl.store(place.to(tl.pointer_type(tl.uint64), bitcast=True), low | (high << 32), real)
 
 
 @triton.jit
@@ -109,12 +119,11 @@ def _forward(
     key, value = query + H * W, query + 2 * H * W
     if MASKED:
         mask += group * N
-    q0 = tl.load(query + row * step, real, 0.0) * scale
-    if W == 2:
-        q1 = tl.load(query + row * step + 1, real, 0.0) * scale
+    q0, q1 = _load(query + row * step, real, W)
+    q0, q1 = q0 * scale, q1 * scale
     top = tl.full([R], -float("inf"), tl.float32)
     for j in tl.range(0, N, loop_unroll_factor=8):
-        k0, k1 = _numbers(key + j * step, W)
+        k0, k1 = _load(key + j * step, None, W)
         score = q0 * k0
         if W == 2:
             score += q1 * k1
@@ -123,8 +132,8 @@ def _forward(
         top = tl.maximum(top, score)
     total, o0, o1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for j in range(N):
-        k0, k1 = _numbers(key + j * step, W)
-        v0, v1 = _numbers(value + j * step, W)
+        k0, k1 = _load(key + j * step, None, W)
+        v0, v1 = _load(value + j * step, None, W)
         score = q0 * k0 - top
         if W == 2:
             score += q1 * k1
@@ -136,10 +145,7 @@ def _forward(
         if W == 2:
             o1 += weight * v1
     total = tl.where(total == 0, 1.0, total)
-    place = out + (group * N + row) * H * W + head * W
-    tl.store(place, o0 / total, real)
-    if W == 2:
-        tl.store(place + 1, o1 / total, real)
+    _store(out + (group * N + row) * H * W + head * W, o0 / total, o1 / total, real, W)
     tl.store(shift + (group * H + head) * N + row, top + tl.log2(total), real)
 
 
@@ -159,17 +165,19 @@ def _backward_queries(
     if MASKED:
         mask += group * N
     own = (group * N + row) * H * W + head * W
-    q0, g0 = tl.load(query + row * step, real, 0.0) * (scale * log2_e), tl.load(grad + own, real, 0.0)
-    along = g0 * tl.load(out + own, real, 0.0)  # the part of the gradient along what came out
+    q0, q1 = _load(query + row * step, real, W)
+    q0, q1 = q0 * (scale * log2_e), q1 * (scale * log2_e)
+    g0, g1 = _load(grad + own, real, W)
+    o0, o1 = _load(out + own, real, W)
+    along = g0 * o0  # the part of the gradient along what came out
     if W == 2:
-        q1, g1 = tl.load(query + row * step + 1, real, 0.0) * (scale * log2_e), tl.load(grad + own + 1, real, 0.0)
-        along += g1 * tl.load(out + own + 1, real, 0.0)
+        along += g1 * o1
     place = (group * H + head) * N + row
     own_shift = tl.load(shift + place, real, 0.0)
     d0, d1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for j in range(N):
-        k0, k1 = _numbers(key + j * step, W)
-        v0, v1 = _numbers(value + j * step, W)
+        k0, k1 = _load(key + j * step, None, W)
+        v0, v1 = _load(value + j * step, None, W)
         score = q0 * k0 - own_shift
         slope = g0 * v0 - along
         if W == 2:
@@ -182,11 +190,8 @@ def _backward_queries(
         d0 += slope * k0
         if W == 2:
             d1 += slope * k1
-    tl.store(found + start + row * step, d0 * scale, real)
-    if W == 2:
-        tl.store(found + start + row * step + 1, d1 * scale, real)
-    tl.store(shift_along + 2 * place, own_shift, real)
-    tl.store(shift_along + 2 * place + 1, along, real)
+    _store(found + start + row * step, d0 * scale, d1 * scale, real, W)
+    _store(shift_along + 2 * place, own_shift, along, real, 2)
 
 
 @triton.jit
@@ -204,16 +209,15 @@ def _backward_keys(
     key, value = query + H * W, query + 2 * H * W
     grad += group * N * H * W + head * W
     shift_along += 2 * (group * H + head) * N
-    k0, v0 = tl.load(key + row * step, real, 0.0) * (scale * log2_e), tl.load(value + row * step, real, 0.0)
-    if W == 2:
-        k1 = tl.load(key + row * step + 1, real, 0.0) * (scale * log2_e)
-        v1 = tl.load(value + row * step + 1, real, 0.0)
+    k0, k1 = _load(key + row * step, real, W)
+    k0, k1 = k0 * (scale * log2_e), k1 * (scale * log2_e)
+    v0, v1 = _load(value + row * step, real, W)
     d0, d1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     e0, e1 = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
     for i in range(N):
-        q0, q1 = _numbers(query + i * step, W)
-        g0, g1 = _numbers(grad + i * H * W, W)
-        other_shift, along = _numbers(shift_along + 2 * i, 2)
+        q0, q1 = _load(query + i * step, None, W)
+        g0, g1 = _load(grad + i * H * W, None, W)
+        other_shift, along = _load(shift_along + 2 * i, None, 2)
         score = k0 * q0 - other_shift
         slope = v0 * g0 - along
         if W == 2:
@@ -231,8 +235,5 @@ def _backward_keys(
         d0, e0 = tl.where(seen, d0, 0.0), tl.where(seen, e0, 0.0)
         d1, e1 = tl.where(seen, d1, 0.0), tl.where(seen, e1, 0.0)
     place = found + start + H * W + row * step
-    tl.store(place, d0 * scale, real)
-    tl.store(place + H * W, e0, real)
-    if W == 2:
-        tl.store(place + 1, d1 * scale, real)
-        tl.store(place + H * W + 1, e1, real)
+    _store(place, d0 * scale, d1 * scale, real, W)
+    _store(place + H * W, e0, e1, real, W)
