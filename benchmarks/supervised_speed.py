@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -33,11 +34,31 @@ from noisy_envs import runs
 EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits
     "optimizer": ("multi_tensor", "adam"),
-    "attention": ("exp2", "_forward", "_backward_", "fmha", "flash", "attention", "softmax"),
+    "attention": ("exp2", "_forward", "_backward_queries", "_backward_keys", "fmha", "flash", "attention", "softmax"),
     "matrix products": ("gemm", "gemv", "cutlass", "cublas", "_mm", "splitK", "nvjet"),
     "copies and gathers": ("Memcpy", "Memset", "copy_kernel", "index", "gather"),
     "norms, GELU, dropout, sums": ("",),
 }
+
+
+class Variant(NamedTuple):
+    """A way to take steps."""
+
+    name: str
+    compile: bool = True
+    tune: bool = False
+    tf32: bool = False
+    recorded: bool = True
+
+
+VARIANTS = (
+    Variant("eager", compile=False, recorded=False),
+    Variant("compiled", recorded=False),
+    Variant("compiled, recorded"),
+    Variant("compiled, recorded, TF32", tf32=True),
+    Variant("tuned, recorded", tune=True),
+    Variant("tuned, recorded, TF32", tune=True, tf32=True),
+)
 
 
 @dataclass(kw_only=True)
@@ -90,18 +111,20 @@ def main(argv: Sequence[str]) -> None:
     spent = seconds(lambda: made.append(knn_centroid.make_task(args, column)), device)
     print(f"{args.num_sets:,} sets and their targets ({column}): {spent:.2f} s")
     task, index = made[0], torch.arange(steps * args.batch_size) % args.num_sets
-    for name, compiled, recorded in (("eager", 0, 0), ("compiled", 1, 0), ("compiled, recorded", 1, 1)):
-        if recorded and device == "cpu":
+    for way in VARIANTS:
+        if device == "cpu" and (way.recorded or way.tf32):
             continue
-        trainer = trainer_of(task, dataclasses.replace(args, compile=bool(compiled)), pool)
-        if not recorded:
+        torch.backends.cuda.matmul.allow_tf32 = way.tf32
+        trainer = trainer_of(task, dataclasses.replace(args, compile=way.compile, tune=way.tune), pool)
+        if not way.recorded:
             trainer.recorded = trainer.gradient
         first = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
         spent = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
         step = spent / steps
+        sample, epoch = 1e9 * step / args.batch_size, step * EPOCH / args.batch_size
         print(
-            f"{pool}, {name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {1e9 * step / args.batch_size:,.0f} ns "
-            f"a sample, {step * EPOCH / args.batch_size:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
+            f"{pool}, {way.name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {sample:,.0f} ns a sample, "
+            f"{epoch:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
             flush=True,
         )
         if device != "cpu":

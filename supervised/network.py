@@ -125,10 +125,10 @@ class Network(nn.Module):
                 nn.init.zeros_(weight)
         self.head = make_head(shape, torch.Generator().manual_seed(seed))
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, tune: bool = False) -> None:
         """Compile the layers, once for all of them, as they are alike."""
         for block in self.blocks:
-            block.compile(options=OPTIONS)
+            block.compile(options={**OPTIONS, "max_autotune": tune, "coordinate_descent_tuning": tune})
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs to what the head pools, embeddings (B, N, H); ClsToken makes N one larger."""

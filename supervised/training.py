@@ -43,8 +43,8 @@ Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
 # settings that a run may change when it goes on: they are not what it learns from
 FREE = (
-    "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "data_dir", "preset", "ks", "targets",
-    "canvas", "download",
+    "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "data_dir", "preset", "ks",
+    "targets", "canvas", "download",
 )  # fmt: skip
 
 
@@ -96,6 +96,10 @@ class Args:
     """runs at a time"""
     compile: bool = False
     """whether to compile the layers, and on a GPU to record a step as a CUDA graph"""
+    tune: bool = False
+    """whether compiling tries many kernels and takes the fastest, which takes minutes"""
+    tf32: bool = False
+    """whether matrix products on a GPU may round to TensorFloat-32"""
     data_dir: Path = Path("data")
     """folder of data files"""
 
@@ -282,7 +286,7 @@ class Trainer:
         self.gradient = gradient_of(task, run.network)
         self.recorded: Gradient = self.gradient
         if args.compile:
-            run.network.compile_blocks()
+            run.network.compile_blocks(args.tune)
         if args.compile and torch.device(args.device).type == "cuda":
             self.recorded = Recorded(self.gradient)
 
@@ -424,6 +428,7 @@ def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
 def run_cell(args: Args, cell: Cell, make_task: Callable[[Any, str], Task]) -> dict[str, Any]:
     """Run a cell in a process of its own, or in this one with a progress bar."""
     torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = args.tf32
     return train(make_task(args, cell.column), cell, args, progress=args.jobs == 1)
 
 
