@@ -134,8 +134,9 @@ def draw(levels: Mapping[int, Measured], path: Path) -> None:
         axes.axhline(0, color="0.4", linewidth=0.8)
         axes.set_xticks(range(len(levels)), [str(k) for k in levels])
         axes.set_xlim(-0.8, len(levels) - 0.2)
+        axes.use_sticky_edges = False  # bars do not touch the frame
+        axes.autoscale(axis="y")
         axes.margins(y=0.05)
-        axes.use_sticky_edges = False
         axes.set(xlabel="k, neighbours that are signal", ylabel="w* − w", title=f"weights of {name}")
         axes.grid(axis="y", alpha=0.25)
     figure.suptitle("errors of weights (dark: least to largest in a set, dot: mean) in their bounds (pale)", fontsize=9)
