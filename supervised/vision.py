@@ -74,7 +74,7 @@ class Args(training.Args):
 
 
 FAST: dict[str, dict[str, Any]] = {
-    "digits": {"epochs": 60, "batch_size": 32, "padding": 0},
+    "digits": {"epochs": 100, "batch_size": 32, "padding": 0},
     "fashion-mnist": {"padding": 2, "epochs": 10},
     "cifar10": {"epochs": 20},
     "cifar100": {"epochs": 20},
