@@ -1,6 +1,6 @@
 """Does the head matter, when the encoder can average? Each head learns the maximum, mean and minimum of a set.
 
-    python supervised/aggregation.py                                  # minutes on a CPU: N = 32, two layers
+    python supervised/aggregation.py                                  # ten minutes on a CPU: N = 32, two layers
     python supervised/aggregation.py --preset paper --device cuda     # N = 128, 12 layers, 100 epochs, 5 folds
 
 Appendix "Aggregation Function Approximation", Table 2: targets are the largest, mean and least value of each feature,
@@ -28,6 +28,8 @@ class Args(SetArgs):
     """folder of the runs and the table"""
     targets: tuple[str, ...] = ("max", "mean", "min")
     """what is to be learned"""
+    epochs: int = 15
+    """passes over the training set"""
     seeds: tuple[int, ...] = (1,)
     """seeds of weights, order and dropout"""
 
