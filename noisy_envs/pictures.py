@@ -25,6 +25,7 @@ Picture = npt.NDArray[np.uint8]
 
 FILMS = (".gif", ".mp4")
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
+EXACT = 128  # colours of a GIF's 256 that are kept to the digit
 
 
 def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
@@ -198,12 +199,47 @@ def write_gif(path: Path, frames: Sequence[Picture], fps: int) -> None:
     from PIL import Image
 
     _check_frames(frames, fps)
-    # one palette for all, or colours would flicker
-    palette = Image.fromarray(np.concatenate(frames[:: max(1, len(frames) // 4)])).quantize(64)
-    images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    palette = _palette(np.concatenate(frames[:: max(1, len(frames) // 8)]))  # one for all, or colours would flicker
+    packed = [_packed(frame) for frame in frames]
+    shown = np.zeros(256**3, bool)
+    for picture in packed:
+        shown[picture] = True
+    place = np.zeros(256**3, np.uint8)  # of a colour in the palette; Pillow's own search takes neighbours for one
+    for color in np.flatnonzero(shown):
+        place[color] = np.square(palette - _unpacked(color)).sum(axis=1).argmin()
+    images = [Image.fromarray(place[picture]) for picture in packed]
+    for image in images:
+        image.putpalette(palette.astype(np.uint8).tobytes())
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
     write_atomically(path, buffer.getvalue())
+
+
+def _palette(pixels: Picture) -> Array:
+    """Return 256 colours (256, 3): the most frequent of the pixels (H, W, 3) as they are, the others summed up.
+
+    Markers are few pixels of a colour of their own, halos many of colours that hardly differ.
+    """
+    from PIL import Image
+
+    packed = _packed(pixels)
+    colors, counts = np.unique(packed, return_counts=True)
+    kept = colors[np.argsort(-counts)[:EXACT]]
+    others = pixels[~np.isin(packed, kept)]  # (n, 3)
+    if not len(others):
+        return _unpacked(np.resize(kept, 256))
+    summed = Image.fromarray(others[None]).quantize(256 - EXACT).getpalette() or []
+    return np.resize(np.concatenate([_unpacked(kept), np.reshape(summed, (-1, 3))]), (256, 3))
+
+
+def _packed(pixels: Picture) -> Array:
+    """Turn pixels (..., 3) into one number each."""
+    return pixels.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
+
+
+def _unpacked(numbers: Array) -> Array:
+    """Turn such numbers into pixels again, whole numbers (..., 3)."""
+    return np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=-1)
 
 
 def _write_mp4(path: Path, frames: Sequence[Picture], fps: int) -> None:

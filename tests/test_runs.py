@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from noisy_envs import pictures, runs
+from noisy_envs import pictures, render, runs
+from noisy_envs.shells.parallel import ParallelTokenEnv
 
 NAMES = ("charts/episodic_return", "losses/value")
 ROWS = [{"global_step": 64 * i, NAMES[0]: x, NAMES[1]: 0.1234 / i} for i, x in enumerate([np.nan, -1e-7, 2.5, 3.0], 1)]
@@ -142,6 +143,24 @@ def test_a_gif_shows_every_frame(tmp_path, name):
         film.seek(2)
         assert np.asarray(film.convert("RGB")).max() == 120
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_gif_keeps_the_colours_of_a_scene_among_many_halos(tmp_path):
+    from PIL import Image
+
+    env = ParallelTokenEnv("simple_centroid", "rgb_array", "all", num_noise=28)
+    env.reset(seed=1)
+    generator = np.random.default_rng(0)
+    film = [env.render(weights=generator.dirichlet(np.full(32, 0.6))) for _ in range(12)]
+    runs.write_gif(tmp_path / "a.gif", film, fps=10)
+    with Image.open(tmp_path / "a.gif") as gif:
+        for number, frame in enumerate(film):
+            gif.seek(number)
+            shown = np.asarray(gif.convert("RGB"))
+            for color in (render.WHITE, render.BLACK, render.GRID, render.GREEN, render.BLUE, render.RED):
+                place = (frame == color).all(axis=-1)
+                assert place.sum() > 100 and (shown[place] == color).all(), color
+            assert np.abs(shown.astype(int) - frame).mean() < 0.1
 
 
 @pytest.mark.parametrize(("height", "width"), [(15, 17), (16, 16), (15, 32), (1, 1)])
