@@ -9,9 +9,9 @@
     python agents/compare.py --draw-only --out results/noise --beside results/noise-without-dropout
 
 A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
-starts only what is missing and resumes what was stopped. Ctrl-C loses nothing; a machine that dies loses the steps
-since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and macOS; the machines
-of a Ray cluster must see OUT and this checkout under the same paths.
+starts only what is missing and resumes what was stopped. Ctrl-C loses nothing (exit status 130); a machine that dies
+loses the steps since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and
+macOS; the machines of a Ray cluster must see OUT and this checkout under the same paths.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from noisy_envs.reference import reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
+STOPPED = 130  # exit status of what was told to stop, an agent or this program
 RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
 
@@ -326,7 +327,7 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
             code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
     if cell.summary() is not None:
         return outcome("")
-    if stop.times:
+    if stop.times or code == STOPPED:
         return outcome("stopped")
     last = cell.log.read_text(errors="replace").splitlines()[-1]  # an agent's error is one line
     return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {last}")
@@ -522,7 +523,7 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing, draw, and end with exit status 1 if a run failed."""
+    """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
     try:
         args, words = parse(argv)
         command = shlex.join(["python", "agents/compare.py", *argv])
@@ -540,15 +541,17 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit("stopped; go on with the same command") from None
+        print("stopped; go on with the same command", file=sys.stderr)
+        raise SystemExit(STOPPED) from None
     runs.write_summary(args.out / "results.json", found)
     runs.write_atomically(args.out / "table.md", results.tabulate(found))
     print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:
         lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
-        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed:", *lines]))
+        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed or were stopped:", *lines]))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a machine that shuts down is a Ctrl-C too
+    for number in runs.stop_signals():  # a machine that shuts down, a terminal that closes, is a Ctrl-C too
+        signal.signal(number, signal.default_int_handler)
     main(sys.argv[1:])

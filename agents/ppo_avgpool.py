@@ -87,9 +87,10 @@ class Args:
     run_dir: Path = Path("runs")
     """folder in which the run makes its own"""
     resume: Path | None = None
-    """folder of a run to continue with its settings; what does not change the course of learning may be given anew"""
+    """folder of a run to continue with its settings; what does not change the course of learning may be given anew,
+    and --total-timesteps be longer only where the rate is not annealed, as at the paper's ids"""
     save_every: int = 10
-    """updates between two checkpoints"""
+    """updates between two checkpoints, the first of which follows the first update"""
     track: bool = False
     """send the log to Weights & Biases"""
     wandb_project: str = "noisy-envs"
@@ -884,6 +885,7 @@ def num_learners(args: Args) -> int:
 
 # the processes that `torchrun` started together, each with its share of the worlds
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+STOPPED = 130  # exit status of a run that was told to stop: the shell's for Ctrl-C
 
 
 def plain_agent(args: Args, envs: Any) -> Agent:
@@ -1071,8 +1073,8 @@ class Trainer:
         """Play and learn until the end, saving on the way. Returns the log.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the update in hand is done and saved; a second one stops at
-                once.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, once the update in hand is done and saved; a second one
+                stops at once.
         """
         args, size = self.args, self.size
         log, stopping = None, torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")
@@ -1081,8 +1083,10 @@ class Trainer:
             stopping.fill_(1)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if RANK == 0:
+                runs.tell_at_once("stopping after this update, which is saved; once more: at once")
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, stop) for number in runs.stop_signals()}
         bar = tqdm(
             total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
@@ -1090,8 +1094,9 @@ class Trainer:
         try:
             while self.step + size <= args.total_timesteps and not average(stopping):
                 values = self.iterate()
+                due = (self.updates - 1) % args.save_every == 0
                 if RANK > 0:
-                    if self.updates % args.save_every == 0:
+                    if due:
                         self.save()
                     continue
                 if log is None:
@@ -1103,7 +1108,7 @@ class Trainer:
                     False,
                 )
                 bar.update(size)
-                if self.updates % args.save_every == 0:
+                if due:
                     self.save()
         finally:
             for number, handler in before.items():
@@ -1222,16 +1227,20 @@ def train(args: Args) -> dict[str, Any]:
         raise SystemExit(f"error: {error}") from None
     if RANK == 0:
         print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}")
+    go_on, saved = (
+        f"go on with: python {sys.argv[0]} --resume {trainer.folder}",
+        (trainer.folder / "checkpoint.pt").exists,
+    )
     try:
         rows = trainer.train()
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
-        told = f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}"
-        raise SystemExit(told if RANK == 0 else 1) from None  # no other process knows the folder
+        if RANK == 0:  # no other process knows the folder
+            hint = f"stopped; {go_on}" if saved() else "stopped before the first update was done: nothing is saved"
+            print(hint, file=sys.stderr)
+        raise SystemExit(STOPPED) from None
     except OSError as error:
-        saved = (trainer.folder / "checkpoint.pt").exists()
-        hint = f"; once that is mended, go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else ""
-        raise SystemExit(f"error: {error}{hint}") from None
+        raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:

@@ -237,7 +237,7 @@ def _packed(pixels: Picture) -> Array:
     return pixels.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
 
 
-def _unpacked(numbers: Array) -> Array:
+def _unpacked(numbers: Any) -> Array:
     """Turn such numbers into pixels again, whole numbers (..., 3)."""
     return np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=-1)
 

@@ -171,13 +171,14 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
     assert ppo.main(["--resume", str(trainer.folder)])["steps"] == 128
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
-    process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", tmp_path, "--save-every", "1")
-    path = wait_for(tmp_path)
-    process.send_signal(sent)
+    process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", tmp_path)
+    path = wait_for(tmp_path)  # written after the first update
+    process.send_signal(getattr(signal, sent))
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and f"--resume {path.parent}" in output and "Traceback" not in output
+    assert process.returncode == 130 and f"--resume {path.parent}" in output and "Traceback" not in output
+    assert "stopping after this update, which is saved; once more: at once\n" in output
     step = runs.load_checkpoint(path)["progress"][0]
     assert runs.read_metrics(path.parent / "metrics.csv")[-1]["global_step"] == step
     assert step < 6_400_000
@@ -185,6 +186,28 @@ def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     trainer.iterate()
     assert trainer.step == step + 64
     trainer.close()
+
+
+def test_a_run_that_outlives_its_terminal_by_nohup_trains_on(tmp_path):
+    def ignore():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+
+    process = start(*SMALL, "--total-timesteps", "128", "--run-dir", tmp_path, preexec_fn=ignore)
+    wait_for(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60) and process.returncode == 0
+
+
+def test_a_stop_before_anything_is_saved_says_so(tmp_path, monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt  # as the second Ctrl-C does
+
+    monkeypatch.setattr(ppo.Trainer, "iterate", interrupted)
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path)
+    told = capsys.readouterr().err
+    assert error.value.code == 130 and "stopped before the first update was done: nothing is saved" in told
+    assert "--resume" not in told
 
 
 def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 
-# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "kill"
-# itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of "nan"; all seeds can
-# "wait" for Ctrl-C.
+# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, be told to
+# "stop", "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of "nan";
+# all seeds can "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
 words = sys.argv[1:]
@@ -39,6 +39,8 @@ if "--resume" in option:
     trouble = "nan" if trouble == "nan" else None
 else:
     folder = pathlib.Path(option["--run-dir"]) / ("run-" + str(time.time_ns()))
+    if trouble == "stop" and option["--seed"] == "2":
+        sys.exit(130)
     if trouble == "fail" and option["--seed"] == "2":
         sys.exit("no more sand in the hourglass")
     folder.mkdir(parents=True)
@@ -189,6 +191,13 @@ def test_a_failing_run_is_told_and_the_others_go_on(field, capsys):
     assert len(field.calls()) == 1 and not field.results()["missing"]
 
 
+def test_a_run_that_somebody_stopped_has_not_failed(field, capsys):
+    field.trouble("stop")
+    with pytest.raises(SystemExit, match=r"1 of 3 runs failed or were stopped:\n.* seed 2: stopped, see "):
+        field.run(heads=["adapool"], levels=[CLEAN])
+    assert "FAILED" not in capsys.readouterr().out and len(field.calls()) == 3
+
+
 def test_a_score_of_nan_is_named(field):
     field.trouble("nan")
     field.run(heads=["adapool"], levels=[CLEAN])
@@ -334,7 +343,7 @@ def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, he
         assert "stopped; go on with the same command" in process.communicate(timeout=20)[1]
     finally:
         process.kill()
-    assert process.returncode == 1 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
+    assert process.returncode == 130 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
     assert len(field.calls()) == 3  # no other was begun, none again
     field.monkeypatch.delenv("TROUBLE")
     field.run(levels=[CLEAN], heads=heads)
