@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -98,7 +99,8 @@ class Args:
     evaluate: tuple[Path, ...] = ()
     """checkpoints, or folders of runs, to evaluate without training, at each `--num-noise`"""
     record: Path | None = None
-    """GIF or MP4 of an evaluated episode, with the weights of the pooling head"""
+    """GIF or MP4 (by the suffix) of an episode, with the weights of the pooling head: of the first run that is
+    evaluated, at the first noise"""
     eval_episodes: int = 100
     """episodes of an evaluation, on seeds that training never uses"""
     eval_actions: Literal["best", "sampled"] = "best"
@@ -772,7 +774,10 @@ def parse(argv: Sequence[str]) -> Args:
     first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
-        args = tyro.cli(Args, args=argv, default=dataclasses.replace(load_args(Path(chosen.evaluate[0])), num_noise=()))
+        saved = load_args(Path(chosen.evaluate[0]))
+        args = tyro.cli(Args, args=argv, default=dataclasses.replace(saved, num_noise=()))
+        if args.env_id != saved.env_id:
+            check_game(args)
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
         args = tyro.cli(Args, args=argv, default=saved)
@@ -820,6 +825,14 @@ def check_resumed(saved: Args, args: Args) -> None:
         )
     if torch.device(args.device).type != torch.device(saved.device).type:
         raise ValueError(f"device={args.device!r}: the run to resume was on {saved.device!r}")
+
+
+def check_game(args: Args) -> None:
+    """Raise ValueError if a run to evaluate has learned another game than that of the id that is asked for."""
+    for path in args.evaluate:
+        learned, asked = load_args(path).env_id, args.env_id
+        if asked in ENVIRONMENTS and ENVIRONMENTS[asked][0] != ENVIRONMENTS[learned][0]:
+            raise ValueError(f"env_id={asked!r}: {path} learned another game, {learned}")
 
 
 def check(args: Args) -> None:
@@ -903,7 +916,9 @@ def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
     own = type(agent.pool).__name__
     head = content.get("head", own)  # older checkpoints do not tell
     if head != own:
-        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's")
+        other = Path(__file__).with_name(f"ppo_{head.lower()}.py")
+        hint = f"; use {other.parent.name}/{other.name}" if other.is_file() else ""
+        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's{hint}")
     try:
         agent.load_state_dict(content["agent"])
     except RuntimeError as error:
@@ -1129,6 +1144,8 @@ class Trainer:
         agent = plain_agent(args, self.envs)
         agent.load_state_dict(self.agent.state_dict())
         random, oracle = self.references
+        path = self.folder / "summary.json"
+        former = json.loads(path.read_text()) if not self.first_seconds and path.exists() else {}  # finished before
         runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
         summary = {
             "env_id": args.env_id,
@@ -1140,12 +1157,12 @@ class Trainer:
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in self.agent.parameters()),
             "train_seconds": self.seconds,
-            "first_update_seconds": self.first_seconds,
-            "finish_seconds": time.perf_counter() - start,
+            "first_update_seconds": former.get("first_update_seconds", self.first_seconds),
+            "finish_seconds": former.get("finish_seconds", time.perf_counter() - start),
             "versions": runs.versions(),
             "settings": vars(args),
         }
-        runs.write_summary(self.folder / "summary.json", summary)
+        runs.write_summary(path, summary)
         if self.tracker is not None:
             self.tracker.summarize({name: summary[name] for name in ("score", "return", "score_95", "return_95")})
         if args.gif:  # last: an error in drawing must not cost the result
@@ -1201,16 +1218,24 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
         told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
         low, high = found["score_95"]
-        at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
-        print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
+        print(
+            f"{name_of(path, here)}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}"
+        )
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
         runs.plot_scores(folder / "matrix.png", rows)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     if args.record is not None:  # last: an error in drawing must not cost the result
-        runs.write_video(args.record, film(players[0][3], players[0][2]), fps=10)
+        path, _, here, agent = players[0]
+        runs.write_video(args.record, film(agent, here), fps=10)
+        print(f"see an episode of {name_of(path, here)}, in {args.record}")
     return rows
+
+
+def name_of(path: Path, args: Args) -> str:
+    """Name an evaluated run, and the noise that it is evaluated at."""
+    return str(path) if noise_of(args) is None else f"{path}, noise {noise_of(args)}"
 
 
 def noise_of(args: Args) -> Any:
@@ -1226,7 +1251,10 @@ def train(args: Args) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     if RANK == 0:
-        print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}")
+        at = "" if args.resume is None else f", going on from step {trainer.step:,}"
+        if trainer.step + trainer.size > args.total_timesteps:
+            at = ", finished before: only evaluated anew"
+        print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}{at}")
     go_on, saved = (
         f"go on with: python {sys.argv[0]} --resume {trainer.folder}",
         (trainer.folder / "checkpoint.pt").exists,
@@ -1247,10 +1275,11 @@ def train(args: Args) -> dict[str, Any]:
         trainer.close()
     if RANK == 0:
         low, high = summary["score_95"]
+        first = f", {trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it"
         print(
             f"score {summary['score']:.3f} (95 % interval {low:.3f} to {high:.3f}; 0 random, 1 oracle), return "
-            f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s, "
-            f"{trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it\n"
+            f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s"
+            f"{first if trainer.speed > 0 else ''}\n"
             f"see curve.png, {'episode.gif, ' if args.gif else ''}metrics.csv and summary.json in {trainer.folder}"
         )
     return summary

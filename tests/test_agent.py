@@ -162,6 +162,18 @@ def test_a_run_can_be_made_longer_unless_its_rate_falls(tmp_path):
         ppo.main(["--resume", str(folder), "--learning-rate", "0.5"])
 
 
+def test_a_finished_run_says_so_when_resumed_and_keeps_its_times(tmp_path, capsys):
+    first, folder = run(tmp_path, "--total-timesteps", "192", "--no-anneal-lr")
+    capsys.readouterr()
+    again = ppo.main(["--resume", str(folder)])
+    told = capsys.readouterr().out
+    assert "finished before: only evaluated anew" in told and "nan" not in told
+    times = ("train_seconds", "first_update_seconds", "finish_seconds")
+    assert [again[name] for name in times] == [first[name] for name in times] and again["return"] == first["return"]
+    ppo.main(["--resume", str(folder), "--total-timesteps", "256"])
+    assert "going on from step 192\n" in capsys.readouterr().out
+
+
 def test_a_run_in_use_is_not_resumed(tmp_path):
     trainer = ppo.Trainer(ppo.parse([*SMALL, "--run-dir", str(tmp_path), "--total-timesteps", "128"]))
     trainer.save()

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 
-# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, be told to
-# "stop", "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of "nan";
-# all seeds can "wait" for Ctrl-C.
+# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "stop" as
+# if asked to, "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of
+# "nan"; all seeds can "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
 words = sys.argv[1:]
