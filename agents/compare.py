@@ -36,6 +36,7 @@ import gymnasium
 import tyro
 
 from noisy_envs import ENVIRONMENTS, registry, results, runs
+from noisy_envs.options import did_you_mean
 from noisy_envs.reference import reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
@@ -207,7 +208,8 @@ def check(args: Args) -> None:
             raise ValueError(f"{name}: must be at least one")
     for env_id in args.env_ids:
         if env_id not in ENVIRONMENTS:
-            raise ValueError(f"env_ids={env_id!r}: must be of {', '.join(ENVIRONMENTS)}")
+            hint = did_you_mean(env_id, ENVIRONMENTS)
+            raise ValueError(f"env_ids={env_id!r}: {hint}must be of {', '.join(ENVIRONMENTS)}")
     games = {ENVIRONMENTS[env_id][0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
@@ -554,4 +556,5 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     for number in runs.stop_signals():  # a machine that shuts down, a terminal that closes, is a Ctrl-C too
         signal.signal(number, signal.default_int_handler)
-    main(sys.argv[1:])
+    with runs.quiet_pipe():
+        main(sys.argv[1:])

@@ -46,7 +46,7 @@ from tqdm import tqdm
 from noisy_envs import ENVIRONMENTS, registry, runs
 from noisy_envs.attention import narrow_attention
 from noisy_envs.graphs import Recorded
-from noisy_envs.options import build
+from noisy_envs.options import build, did_you_mean
 from noisy_envs.reference import References, reference_returns
 from noisy_envs.shells.parallel import ParallelTokenEnv
 from noisy_envs.tokens import TokenSpec
@@ -925,7 +925,8 @@ def check_game(args: Args) -> None:
 def check(args: Args) -> None:
     """Raise ValueError, naming the setting, its value and what is allowed."""
     if args.env_id not in ENVIRONMENTS:
-        raise ValueError(f"env_id={args.env_id!r}: must be one of {', '.join(ENVIRONMENTS)}")
+        hint = did_you_mean(args.env_id, ENVIRONMENTS)
+        raise ValueError(f"env_id={args.env_id!r}: {hint}must be one of {', '.join(ENVIRONMENTS)}")
     if args.parallel_env and registry.PARALLEL[args.parallel_env] != args.env_id:
         raise ValueError(f"parallel_env={args.parallel_env!r}: give it alone, without env_id={args.env_id!r}")
     for field in dataclasses.fields(Args):
@@ -1379,6 +1380,8 @@ def main(argv: Sequence[str]) -> Any:
         torch.set_num_threads(args.threads)
         if args.evaluate:
             return evaluate_all(args)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     if WORLD_SIZE > 1:
@@ -1394,4 +1397,5 @@ def main(argv: Sequence[str]) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with runs.quiet_pipe():
+        main(sys.argv[1:])

@@ -16,8 +16,9 @@ import platform
 import secrets
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,19 @@ def bootstrap_interval(
     picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@contextlib.contextmanager
+def quiet_pipe() -> Iterator[None]:
+    """End silently when what reads the output, `head` say, has read enough."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        raise SystemExit(141) from None  # as the shell has it for SIGPIPE
 
 
 def stop_signals() -> list[signal.Signals]:

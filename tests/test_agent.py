@@ -291,6 +291,20 @@ def test_every_setting_is_explained():
     assert "(default: 12)" in shown and "(default: 0.0005)" in shown  # the id's own
 
 
+@pytest.mark.parametrize("program", ["ppo_avgpool", "compare"])
+def test_a_reader_that_has_read_enough_is_no_error(program):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, ROOT / "agents" / f"{program}.py", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 @pytest.mark.parametrize(
     "words",
     [
