@@ -79,6 +79,16 @@ class Args:
     """where the agents' files are"""
 
 
+# reads an agent's settings, and runs nothing
+PARSE = """import importlib, sys
+sys.path.insert(0, sys.argv[1])
+try:
+    importlib.import_module(sys.argv[2]).parse(sys.argv[3:])
+except (ValueError, OSError) as error:
+    sys.exit(str(error))
+"""
+
+
 class Level(NamedTuple):
     """An environment at a noise level."""
 
@@ -223,7 +233,7 @@ def check(args: Args) -> None:
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: must come with --ray")
     if args.ray and find_spec("ray") is None:
-        raise ValueError("ray: must be installed first, with: pip install noisy-envs[ray]")
+        raise ValueError("ray: must be installed first, in the checkout with: pip install -e '.[ray]'")
     for head in args.heads:
         if not (args.agents_dir / f"ppo_{head}.py").is_file():
             raise ValueError(f"heads={head!r}: there is no {args.agents_dir / f'ppo_{head}.py'}")
@@ -326,13 +336,34 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         code, attempts = -1, 0
         # an agent that held the lock may have made the summary in the meantime
         while lock is not None and code < 0 and attempts <= RETRIES and not stop.times and cell.summary() is None:
+            print(f"{'resuming' if cell.run() else 'starting'} {cell}, see {cell.log}", flush=True)
             code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
     if cell.summary() is not None:
         return outcome("")
     if stop.times or code == STOPPED:
         return outcome("stopped")
-    last = cell.log.read_text(errors="replace").splitlines()[-1]  # an agent's error is one line
-    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {last}")
+    told = telling(cell.log.read_text(errors="replace"))
+    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
+
+
+def telling(text: str) -> str:
+    """Return the line that says what went wrong: an agent's last, or what is first in the box at its end."""
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    if lines[-1].startswith("╰"):
+        top = max(number for number, line in enumerate(lines) if line.startswith("╭"))
+        return lines[top + 1].strip("│ ")
+    return lines[-1]
+
+
+def check_words(cell: Cell, words: list[str], agents_dir: Path) -> None:
+    """Raise ValueError if an agent does not take the words, before any run starts."""
+    file, *asked = agent_command(cell, words, agents_dir)[1:]
+    command = [sys.executable, "-c", PARSE, str(agents_dir), Path(file).stem, *asked]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )  # wide, so that no line is broken
+    if done.returncode:
+        raise ValueError(f"{shlex.join(words)!r} after --: {telling(done.stdout + done.stderr)}")
 
 
 def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
@@ -529,8 +560,11 @@ def main(argv: Sequence[str]) -> None:
     try:
         args, words = parse(argv)
         command = shlex.join(["python", "agents/compare.py", *argv])
-        recorded = claim(args.out, words, command, args.draw_only)
         cells = plan(args)
+        fresh = [cell for cell in cells if cell.run() is None]
+        if words and fresh and not args.draw_only and args.address is None:  # a cluster may have what is not here
+            check_words(fresh[0], words, args.agents_dir)
+        recorded = claim(args.out, words, command, args.draw_only)
         missing = [cell for cell in cells if not check_finished(cell, recorded)]
         if args.draw_only and not any(cell.run() for cell in cells):
             raise ValueError(f"out={args.out}: holds none of these runs")
@@ -547,7 +581,8 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(STOPPED) from None
     runs.write_summary(args.out / "results.json", found)
     runs.write_atomically(args.out / "table.md", results.tabulate(found))
-    print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
+    if args.draw_only or any(cell.summary() for cell in cells):
+        print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:
         lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
         raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed or were stopped:", *lines]))

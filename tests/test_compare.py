@@ -27,52 +27,61 @@ TRAINED = ["--total-timesteps", "256"]
 # "nan"; all seeds can "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
-words = sys.argv[1:]
-option = dict(zip(words[::2], words[1::2])) if "--no-gif" not in words else {
-    name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--no-gif"}
-trouble = os.environ.get("TROUBLE")
-with open(os.environ["CALLS"], "a") as calls:
-    calls.write(" ".join(words) + "\\n")
-if "--resume" in option:
-    folder = pathlib.Path(option["--resume"])
-    option = json.loads((folder / "checkpoint.pt").read_text())
-    trouble = "nan" if trouble == "nan" else None
-else:
-    folder = pathlib.Path(option["--run-dir"]) / ("run-" + str(time.time_ns()))
-    if trouble == "stop" and option["--seed"] == "2":
-        sys.exit(130)
-    if trouble == "fail" and option["--seed"] == "2":
-        sys.exit("no more sand in the hourglass")
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.pt").write_text(json.dumps(option))
-if option["--seed"] == "2" and trouble == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-if option["--seed"] == "2" and trouble in ("orphan", "both"):
-    os.kill(os.getppid(), signal.SIGKILL)
-    if trouble == "both":
+def parse(words):
+    if "--total-timestep" in words:
+        print("╭─ Unrecognized ─╮\\n│ Unrecognized options: --total-timestep │\\n│ For help, run --help │\\n╰───╯")
+        sys.exit(2)
+    if "1" in words[words.index("--no-gif"):]:
+        raise ValueError("total_timesteps=1: too few")
+def main():
+    words = sys.argv[1:]
+    option = dict(zip(words[::2], words[1::2])) if "--no-gif" not in words else {
+        name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--no-gif"}
+    trouble = os.environ.get("TROUBLE")
+    with open(os.environ["CALLS"], "a") as calls:
+        calls.write(" ".join(words) + "\\n")
+    if "--resume" in option:
+        folder = pathlib.Path(option["--resume"])
+        option = json.loads((folder / "checkpoint.pt").read_text())
+        trouble = "nan" if trouble == "nan" else None
+    else:
+        folder = pathlib.Path(option["--run-dir"]) / ("run-" + str(time.time_ns()))
+        if trouble == "stop" and option["--seed"] == "2":
+            sys.exit(130)
+        if trouble == "fail" and option["--seed"] == "2":
+            sys.exit("no more sand in the hourglass")
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.pt").write_text(json.dumps(option))
+    if option["--seed"] == "2" and trouble == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1)
-if trouble == "wait":
-    if option["--seed"] == "3":  # as one that has not come to its handler yet
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    (folder / "ready").touch()
-    try:
-        time.sleep(30)
-    except KeyboardInterrupt:
-        time.sleep(0.5)  # in which a second Ctrl-C would end it
-        (folder / "saved").touch()
-        sys.exit("saved")
-level, seed = option["--env-id"], int(option["--seed"])
-score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
-rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
-(folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
-summary = {
-    "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
-    "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
-    "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
-                 "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
-}
-(folder / "summary.json").write_text(json.dumps(summary))
+    if option["--seed"] == "2" and trouble in ("orphan", "both"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        if trouble == "both":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+    if trouble == "wait":
+        if option["--seed"] == "3":  # as one that has not come to its handler yet
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        (folder / "ready").touch()
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            time.sleep(0.5)  # in which a second Ctrl-C would end it
+            (folder / "saved").touch()
+            sys.exit("saved")
+    level, seed = option["--env-id"], int(option["--seed"])
+    score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
+    rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
+    (folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
+    summary = {
+        "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
+        "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
+        "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
+                     "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -132,7 +141,9 @@ def test_every_cell_runs_once_and_a_second_call_runs_nothing(field, capsys):
         for seed in (1, 2, 3):
             assert len(list((field.out / name / "adapool" / f"seed-{seed}").glob("*/summary.json"))) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "12 runs, 0 of them done before" and "[12/12]" in shown[12] and "score 0." in shown[12]
+    assert shown[0] == "12 runs, 0 of them done before" and "[12/12]" in shown[-2] and "score 0." in shown[-2]
+    assert shown[1].startswith("starting SimpleCentroid-1v31v0-v0 avgpool seed ") and shown[1].endswith("/log.txt")
+    assert sum(line.startswith("starting ") for line in shown) == 12
     before = (field.out / "results.json").read_text()
     field.run("--jobs", "2")
     assert not field.calls() and (field.out / "results.json").read_text() == before
@@ -222,12 +233,33 @@ def test_other_words_for_the_same_folder_are_refused(field, passed, told):
     assert not field.calls()
 
 
-def test_words_that_no_agent_took_bind_nobody(field):
+@pytest.mark.parametrize(
+    ("passed", "told"),
+    [
+        (["--total-timestep", "256"], "'--total-timestep 256' after --: Unrecognized options: --total-timestep"),
+        (["--total-timesteps", "1"], "'--total-timesteps 1' after --: total_timesteps=1: too few"),
+    ],
+    ids=["unknown", "refused"],
+)
+def test_words_that_no_agent_takes_are_refused_before_any_run(field, passed, told):
+    with pytest.raises(SystemExit) as error:
+        field.run(passed=passed)
+    assert error.value.code == f"error: {told}" and not field.calls() and not field.out.exists()
+
+
+def test_words_that_no_run_took_bind_nobody(field, capsys):
     field.trouble("fail")
     with pytest.raises(SystemExit, match="failed"):
-        field.run(seeds="2", heads=["adapool"], levels=[CLEAN], passed=["--total-timestep", "256"])
+        field.run(seeds="2", heads=["adapool"], levels=[CLEAN], passed=["--dropout", "0"])
+    assert "see curves.png" not in capsys.readouterr().out  # there are none
     field.monkeypatch.delenv("TROUBLE")
     field.run(seeds="2", heads=["adapool"], levels=[CLEAN])
+
+
+def test_what_tells_of_a_failure():
+    box = "$ python agent.py\n╭─ Value error ─╮\n│ Error parsing --seed: x │\n│ ─── │\n╰───────────────╯\n"
+    assert compare.telling(box) == "Error parsing --seed: x"
+    assert compare.telling("$ python agent.py\nerror: no space\n\n") == "error: no space" and compare.telling("") == ""
 
 
 @pytest.mark.parametrize(
@@ -394,7 +426,7 @@ def test_bad_settings_end_with_one_line(field, words, told):
 
 def test_without_ray_it_is_asked_for(field, monkeypatch):
     monkeypatch.setattr(compare, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install noisy-envs\[ray\]"):
+    with pytest.raises(SystemExit, match=r"pip install -e '\.\[ray\]'"):
         field.run("--ray")
 
 
