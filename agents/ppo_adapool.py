@@ -1290,7 +1290,8 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
     players = []
     for path in dict.fromkeys(args.evaluate):
-        saved = dataclasses.replace(load_args(path), **asked)
+        own = load_args(path)
+        saved = dataclasses.replace(own, **asked)
         content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
@@ -1298,12 +1299,13 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
             check(here)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
             load_weights(agent, checkpoint_path(path), content)
-            players.append((path, saved, here, agent))
+            players.append((path, own, here, agent))
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
-    for path, saved, here, agent in players:
+    for path, own, here, agent in players:
         found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
-        told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
+        told = {"run": str(path), "seed": own.seed, "env_id": here.env_id}
+        told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
         low, high = found["score_95"]
         print(

@@ -60,23 +60,26 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
 
 
 def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the scores of an evaluation, noise in training × noise in evaluation, as `plot_matrix` does.
+    """Draw the scores of an evaluation, noise in training (ascending) × noise in evaluation, as `plot_matrix` does.
 
     Args:
         path: of the PNG.
-        rows: results of each run in turn, at the same noises: `run`, `env_id`, `trained`, `evaluated` (noise tokens),
-            `score`, `score_95`.
+        rows: results of each run in turn, at the same noises: `run`, `seed`, `env_id`, `trained`, `evaluated` (noise
+            tokens), `score`, `score_95`.
     """
-    names = list(dict.fromkeys(row["run"] for row in rows))
-    columns = [str(row["evaluated"]) for row in rows if row["run"] == names[0]]
-    shape = len(names), len(columns)
-    trained = {row["run"]: str(row["trained"]) for row in rows}
-    if len(set(trained.values())) < len(names):  # several of one noise: say which
-        trained = {name: f"{noise}, {Path(name).name}" for name, noise in trained.items()}
-    values = np.array([row["score"] for row in rows]).reshape(shape)
-    lows, highs = (np.array([row["score_95"][side] for row in rows]).reshape(shape) for side in (0, 1))
+    found = {(row["run"], row["evaluated"]): row for row in rows}
+    noises = list(dict.fromkeys(row["evaluated"] for row in rows))
+    by_run = {row["run"]: row for row in rows}
+    trained = sorted(by_run.values(), key=lambda row: (np.ravel(row["trained"]).tolist(), row["seed"]))
+    labels = [str(row["trained"]) for row in trained]
+    for name in ([f"seed {row['seed']}" for row in trained], [Path(row["run"]).name for row in trained]):
+        if len(set(labels)) < len(labels):  # several of one noise: say which
+            labels = [f"{row['trained']}, {own}" for row, own in zip(trained, name, strict=True)]
+    cells = [[found[row["run"], noise] for noise in noises] for row in trained]
+    values = np.array([[cell["score"] for cell in line] for line in cells])
+    lows, highs = (np.array([[cell["score_95"][side] for cell in line] for line in cells]) for side in (0, 1))
+    columns = [str(noise) for noise in noises]
     title = f"normalised score, {rows[0]['env_id']}"
-    labels = [trained[name] for name in names]
     plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation")
 
 

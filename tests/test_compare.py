@@ -168,10 +168,22 @@ def test_the_tables_numbers_by_hand(field):
     assert "Intervals of few seeds" in table and "no score is trimmed" not in table
 
 
-def test_a_single_seed_has_no_interval(field):
-    field.run(seeds="1", levels=[CLEAN])
-    assert "| AdaPool | 0.910, n = 1 | none |" in (field.out / "table.md").read_text()
+@pytest.mark.parametrize(("seeds", "told"), [("1", "0.910, n = 1"), ("12", "0.925, n = 2")])
+def test_fewer_than_three_seeds_have_no_interval(field, seeds, told):
+    field.run(seeds=seeds)
+    table = (field.out / "table.md").read_text()
+    assert re.search(rf"\| AdaPool \| {told} \| 0\.3\d\d, n = {len(seeds)} \| 0\.600 \|", table)
     assert field.results()["iqm"]["adapool"]["SimpleCentroid-1v31v0-v0"]["low"] is None
+
+
+def test_a_curve_of_one_point_is_seen(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = [{"global_step": 64, "charts/episodic_return": -1.0}]
+    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -2.0, 0.0, {"adapool": [rows]})])
+    with image.open(tmp_path / "a.png") as picture:
+        drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
+    orange = [int(results.COLOURS["adapool"][i : i + 2], 16) for i in (1, 3, 5)]
+    assert (drawn == orange).all(axis=-1).sum() > 10
 
 
 def test_a_killed_run_is_resumed_in_its_folder(field):

@@ -235,6 +235,28 @@ def test_mp4_without_its_writer_is_refused_early(tmp_path, monkeypatch):
         runs.check_video_path(tmp_path / "a.mp4")
 
 
+def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "plot_matrix", lambda path, *parts: drawn.append(parts))
+
+    def rows(*trained):
+        names = [Path("runs") / f"run-{i}" for i in range(len(trained))]
+        return [
+            {"run": str(name), "seed": seed, "env_id": "x", "trained": noise, "evaluated": at} | {"score": noise + at}
+            | {"score_95": [noise + at - 1, noise + at + 1]}
+            for name, (noise, seed) in zip(names, trained, strict=True) for at in (28, 0)
+        ]  # fmt: skip
+
+    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2), (4, 1)))
+    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2)))
+    pictures.plot_scores(tmp_path, rows((4, 1), (4, 1)))
+    values, lows, highs, labels, columns, *_ = drawn[0]
+    assert values.tolist() == [[32, 4], [32, 4], [56, 28]] and columns == ["28", "0"]
+    assert lows.tolist() == (values - 1).tolist() and highs.tolist() == (values + 1).tolist()
+    assert labels == ["4, seed 1", "4, seed 2", "28, seed 1"]
+    assert [parts[3] for parts in drawn[1:]] == [["4", "28"], ["4, run-0", "4, run-1"]]
+
+
 def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
     names = [[str(i) for i in range(n)] for n in np.shape(values)]
     lows, highs = np.asarray(values) - spread, np.asarray(values) + spread
