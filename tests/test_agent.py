@@ -185,7 +185,7 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
-    process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", tmp_path)
+    process = start(*SMALL, "--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
     path = wait_for(tmp_path)  # written after the first update
     process.send_signal(getattr(signal, sent))
     output, _ = process.communicate(timeout=60)
