@@ -3,37 +3,40 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint types wheel copies benchmark clean
+.PHONY: help demo test test-slow lint types wheel benchmark clean
 
-demo: $(VENV)/agents
+demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
 
-test: $(VENV)/dev
+test: $(VENV)/dev  ## run the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(VENV)/dev
+test-slow: $(VENV)/dev  ## run the learning checks, minutes
 	$(BIN)/python -m pytest -m slow
 
-lint: $(VENV)/dev
+lint: $(VENV)/dev  ## ruff, and the agents' copies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_copies.py
 
-types: $(VENV)/dev
+types: $(VENV)/dev  ## mypy
 	$(BIN)/mypy
 
 # Build the wheel, and test it from a folder and an environment that know nothing of the checkout.
-wheel: $(VENV)/dev
+wheel: $(VENV)/dev  ## build the wheel and test it from outside the checkout
 	rm -rf dist build
 	$(BIN)/python -m build --wheel
 	$(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/python -m pip install --quiet dist/*.whl pytest
 	cd build && wheel/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/installed_wheel.py
 
-benchmark: $(VENV)/dev
+benchmark: $(VENV)/dev  ## speed on this machine, beside MPE2
 	$(BIN)/python benchmarks/env_speed.py
 
-clean:
+help:  ## name the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
+
+clean:  ## remove .venv, dist and build
 	rm -rf $(VENV) dist build
 
 $(VENV)/bin/python:

@@ -9,9 +9,9 @@
     python agents/compare.py --draw-only --out results/noise --beside results/noise-without-dropout
 
 A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
-starts only what is missing and resumes what was stopped. Ctrl-C loses nothing; a machine that dies loses the steps
-since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and macOS; the machines
-of a Ray cluster must see OUT and this checkout under the same paths.
+starts only what is missing and resumes what was stopped. Ctrl-C loses nothing (exit status 130); a machine that dies
+loses the steps since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and
+macOS; the machines of a Ray cluster must see OUT and this checkout under the same paths.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ import gymnasium
 import tyro
 
 from noisy_envs import ENVIRONMENTS, registry, results, runs
+from noisy_envs.options import did_you_mean
 from noisy_envs.reference import reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
+STOPPED = 130  # exit status of what was told to stop, an agent or this program
 RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
 
@@ -75,6 +77,16 @@ class Args:
     """with --draw-only, folders of runs of other words: OUT/beside.png shows their levels next to those of OUT"""
     agents_dir: Path = Path(__file__).parent
     """where the agents' files are"""
+
+
+# reads an agent's settings, and runs nothing
+PARSE = """import importlib, sys
+sys.path.insert(0, sys.argv[1])
+try:
+    importlib.import_module(sys.argv[2]).parse(sys.argv[3:])
+except (ValueError, OSError) as error:
+    sys.exit(str(error))
+"""
 
 
 class Level(NamedTuple):
@@ -206,7 +218,8 @@ def check(args: Args) -> None:
             raise ValueError(f"{name}: must be at least one")
     for env_id in args.env_ids:
         if env_id not in ENVIRONMENTS:
-            raise ValueError(f"env_ids={env_id!r}: must be of {', '.join(ENVIRONMENTS)}")
+            hint = did_you_mean(env_id, ENVIRONMENTS)
+            raise ValueError(f"env_ids={env_id!r}: {hint}must be of {', '.join(ENVIRONMENTS)}")
     games = {ENVIRONMENTS[env_id][0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
@@ -220,7 +233,7 @@ def check(args: Args) -> None:
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: must come with --ray")
     if args.ray and find_spec("ray") is None:
-        raise ValueError("ray: must be installed first, with: pip install noisy-envs[ray]")
+        raise ValueError("ray: must be installed first, in the checkout with: pip install -e '.[ray]'")
     for head in args.heads:
         if not (args.agents_dir / f"ppo_{head}.py").is_file():
             raise ValueError(f"heads={head!r}: there is no {args.agents_dir / f'ppo_{head}.py'}")
@@ -323,20 +336,34 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         code, attempts = -1, 0
         # an agent that held the lock may have made the summary in the meantime
         while lock is not None and code < 0 and attempts <= RETRIES and not stop.times and cell.summary() is None:
+            print(f"{'resuming' if cell.run() else 'starting'} {cell}, see {cell.log}", flush=True)
             code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
     if cell.summary() is not None:
         return outcome("")
-    if stop.times:
+    if stop.times or code == STOPPED:
         return outcome("stopped")
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    return outcome(f"{ended}: {reason(cell.log.read_text(errors='replace'))}")
+    told = reason(cell.log.read_text(errors="replace"))
+    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
 
 
-def reason(log: str) -> str:
-    """Return the line of a log that tells why an agent ended: its last, or in a box the first."""
-    _, boxed, box = log.rpartition("╭")
-    lines = [line.strip("│ ") for line in (box.splitlines()[1:] if boxed else reversed(log.splitlines()))]
-    return next(filter(None, lines), "no word")
+def reason(text: str) -> str:
+    """Return the line that says what went wrong: an agent's last, or what is first in the box at its end."""
+    lines = [line for line in text.splitlines() if line.strip()] or ["no word"]
+    if lines[-1].startswith("╰"):
+        top = max(number for number, line in enumerate(lines) if line.startswith("╭"))
+        return lines[top + 1].strip("│ ")
+    return lines[-1]
+
+
+def check_words(cell: Cell, words: list[str], agents_dir: Path) -> None:
+    """Raise ValueError if an agent does not take the words, before any run starts."""
+    file, *asked = agent_command(cell, words, agents_dir)[1:]
+    command = [sys.executable, "-c", PARSE, str(agents_dir), Path(file).stem, *asked]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )  # wide, so that no line is broken
+    if done.returncode:
+        raise ValueError(f"{shlex.join(words)!r} after --: {reason(done.stdout + done.stderr)}")
 
 
 def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
@@ -527,12 +554,15 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing, draw, and end with exit status 1 if a run failed."""
+    """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
     try:
         args, words = parse(argv)
         command = shlex.join(["python", "agents/compare.py", *argv])
-        recorded = claim(args.out, words, command, args.draw_only)
         cells = plan(args)
+        fresh = [cell for cell in cells if cell.run() is None]
+        if words and fresh and not args.draw_only and args.address is None:  # a cluster may have what is not here
+            check_words(fresh[0], words, args.agents_dir)
+        recorded = claim(args.out, words, command, args.draw_only)
         missing = [cell for cell in cells if not check_finished(cell, recorded)]
         if args.draw_only and not any(cell.run() for cell in cells):
             raise ValueError(f"out={args.out}: holds none of these runs")
@@ -545,15 +575,19 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit("stopped; go on with the same command") from None
+        print("stopped; go on with the same command", file=sys.stderr)
+        raise SystemExit(STOPPED) from None
     runs.write_summary(args.out / "results.json", found)
     runs.write_atomically(args.out / "table.md", results.tabulate(found))
-    print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
+    if args.draw_only or any(cell.summary() for cell in cells):
+        print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:
         lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
-        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed:", *lines]))
+        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed or were stopped:", *lines]))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a machine that shuts down is a Ctrl-C too
-    main(sys.argv[1:])
+    for number in runs.stop_signals():  # a machine that shuts down, a terminal that closes, is a Ctrl-C too
+        signal.signal(number, signal.default_int_handler)
+    with runs.quiet_pipe():
+        main(sys.argv[1:])

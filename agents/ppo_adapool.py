@@ -46,7 +46,7 @@ from tqdm import tqdm
 from noisy_envs import ENVIRONMENTS, registry, runs
 from noisy_envs.attention import narrow_attention
 from noisy_envs.graphs import Recorded
-from noisy_envs.options import build
+from noisy_envs.options import build, did_you_mean
 from noisy_envs.reference import References, reference_returns
 from noisy_envs.shells.parallel import ParallelTokenEnv
 from noisy_envs.tokens import TokenSpec
@@ -89,7 +89,7 @@ class Args:
     """folder in which the run makes its own"""
     resume: Path | None = None
     """folder of a run to continue with its settings; what does not change the course of learning may be given anew,
-    more steps too where the rate is not annealed"""
+    and --total-timesteps be longer only where the rate is not annealed, as at the paper's ids"""
     save_every: int = 10
     """updates between two checkpoints; there is one after the first update, too"""
     track: bool = False
@@ -99,7 +99,8 @@ class Args:
     evaluate: tuple[Path, ...] = ()
     """checkpoints, or folders of runs, to evaluate without training, at each `--num-noise`"""
     record: Path | None = None
-    """GIF or MP4 of an episode, with the weights of the pooling head; of the first run and noise that are evaluated"""
+    """GIF or MP4 (by the suffix) of an episode, with the weights of the pooling head: of the first run that is
+    evaluated, at the first noise"""
     eval_episodes: int = 100
     """episodes of an evaluation, on seeds that training never uses"""
     eval_actions: Literal["best", "sampled"] = "best"
@@ -635,7 +636,6 @@ def collect(
 
 
 CPU_CHUNK = 1024  # samples
-NOTHING_SAVED = "stopped before the first update was done: there is nothing to go on with"
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 
 
@@ -861,7 +861,10 @@ def parse(argv: Sequence[str]) -> Args:
     first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
-        args = tyro.cli(Args, args=argv, default=dataclasses.replace(load_args(Path(chosen.evaluate[0])), num_noise=()))
+        saved = load_args(Path(chosen.evaluate[0]))
+        args = tyro.cli(Args, args=argv, default=dataclasses.replace(saved, num_noise=()))
+        if args.env_id != saved.env_id:
+            check_game(args)
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
         args = tyro.cli(Args, args=argv, default=saved)
@@ -911,10 +914,19 @@ def check_resumed(saved: Args, args: Args) -> None:
         raise ValueError(f"device={args.device!r}: the run to resume was on {saved.device!r}")
 
 
+def check_game(args: Args) -> None:
+    """Raise ValueError if a run to evaluate has learned another game than that of the id that is asked for."""
+    for path in args.evaluate:
+        learned, asked = load_args(path).env_id, args.env_id
+        if asked in ENVIRONMENTS and ENVIRONMENTS[asked][0] != ENVIRONMENTS[learned][0]:
+            raise ValueError(f"env_id={asked!r}: {path} learned another game, {learned}")
+
+
 def check(args: Args) -> None:
     """Raise ValueError, naming the setting, its value and what is allowed."""
     if args.env_id not in ENVIRONMENTS:
-        raise ValueError(f"env_id={args.env_id!r}: must be one of {', '.join(ENVIRONMENTS)}")
+        hint = did_you_mean(args.env_id, ENVIRONMENTS)
+        raise ValueError(f"env_id={args.env_id!r}: {hint}must be one of {', '.join(ENVIRONMENTS)}")
     if args.parallel_env and registry.PARALLEL[args.parallel_env] != args.env_id:
         raise ValueError(f"parallel_env={args.parallel_env!r}: give it alone, without env_id={args.env_id!r}")
     for field in dataclasses.fields(Args):
@@ -974,6 +986,7 @@ def num_learners(args: Args) -> int:
 
 # the processes that `torchrun` started together, each with its share of the worlds
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+STOPPED = 130  # exit status of a run that was told to stop: the shell's for Ctrl-C
 
 
 def plain_agent(args: Args, envs: Any) -> Agent:
@@ -991,7 +1004,9 @@ def load_weights(agent: Agent, path: Path, content: dict[str, Any]) -> None:
     own = type(agent.pool).__name__
     head = content.get("head", own)  # older checkpoints do not tell
     if head != own:
-        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's; use ppo_{head.lower()}.py")
+        other = Path(__file__).with_name(f"ppo_{head.lower()}.py")
+        hint = f"; use {other.parent.name}/{other.name}" if other.is_file() else ""
+        raise ValueError(f"{path} is of the head {head}: must be {own}, this file's{hint}")
     try:
         agent.load_state_dict(content["agent"])
     except RuntimeError as error:
@@ -1171,10 +1186,10 @@ class Trainer:
             stopping.fill_(1)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if RANK == 0:  # print could be what the signal interrupted
-                os.write(2, b"\nstopping after this update, which is saved; once more: at once\n")
+            if RANK == 0:
+                runs.tell_at_once("stopping after this update, which is saved; once more: at once")
 
-        before = {number: signal.signal(number, stop) for number in stop_signals()}
+        before = {number: signal.signal(number, stop) for number in runs.stop_signals()}
         bar = tqdm(
             total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
@@ -1242,14 +1257,6 @@ class Trainer:
             self.lock.close()
 
 
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask to stop, a closed terminal's too where it is not ignored, as under nohup."""
-    asked = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
-        asked.append(signal.SIGHUP)
-    return asked
-
-
 def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
     """Sum up returns (E,): their mean and normalised score, with 95 % bootstrapped confidence intervals."""
     low, high = runs.bootstrap_interval(returns, seed)
@@ -1275,10 +1282,8 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
     players = []
     for path in dict.fromkeys(args.evaluate):
-        saved = load_args(path)
-        trained, saved = saved.env_id, dataclasses.replace(saved, **asked)
-        if ENVIRONMENTS[saved.env_id][0] != ENVIRONMENTS[trained][0]:
-            raise ValueError(f"env_id={saved.env_id!r}: {path} was trained in another game, {trained}")
+        own = load_args(path)
+        saved = dataclasses.replace(own, **asked)
         content = runs.load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
@@ -1286,16 +1291,18 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
             check(here)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
             load_weights(agent, checkpoint_path(path), content)
-            players.append((path, saved, here, agent))
+            players.append((path, own, here, agent))
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
-    for path, saved, here, agent in players:
+    for path, own, here, agent in players:
         found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
-        told = {"run": str(path), "env_id": here.env_id, "trained": noise_of(saved), "evaluated": noise_of(here)}
+        told = {"run": str(path), "seed": own.seed, "env_id": here.env_id}
+        told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
         low, high = found["score_95"]
-        at = "" if noise_of(here) is None else f", noise {noise_of(here)}"
-        print(f"{path}{at}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}")
+        print(
+            f"{name_of(path, here)}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}"
+        )
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
@@ -1304,9 +1311,13 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     if args.record is not None:  # last: an error in drawing must not cost the result
         path, _, here, agent = players[0]
         runs.write_video(args.record, film(agent, here), fps=10)
-        at = "" if noise_of(here) is None else f" at noise {noise_of(here)}"
-        print(f"see {path}{at} in {args.record}")
+        print(f"see an episode of {name_of(path, here)}, in {args.record}")
     return rows
+
+
+def name_of(path: Path, args: Args) -> str:
+    """Name an evaluated run, and the noise that it is evaluated at."""
+    return str(path) if noise_of(args) is None else f"{path}, noise {noise_of(args)}"
 
 
 def noise_of(args: Args) -> Any:
@@ -1329,29 +1340,31 @@ def train(args: Args) -> dict[str, Any]:
         finished: dict[str, Any] = json.loads(summary_path.read_text())
         return finished
     if RANK == 0:
-        begun = f" from step {trainer.step:,}" if trainer.step else ""
-        print(f"run: {trainer.folder},{begun} to {args.total_timesteps:,} steps by the preset {args.preset!r}")
+        at = "" if args.resume is None else f", going on from step {trainer.step:,}"
+        print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}{at}")
+    go_on = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
+    saved = (trainer.folder / "checkpoint.pt").exists  # asked when it ends
     try:
         rows = trainer.train()
         summary = trainer.finish(rows) if RANK == 0 else {}
     except KeyboardInterrupt:
-        saved = (trainer.folder / "checkpoint.pt").exists()
-        told = f"stopped; go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else NOTHING_SAVED
-        raise SystemExit(told if RANK == 0 else 1) from None  # no other process knows the folder
+        if RANK == 0:  # no other process knows the folder
+            hint = f"stopped; {go_on}" if saved() else "stopped before the first update was done: nothing is saved"
+            print(hint, file=sys.stderr)
+        raise SystemExit(STOPPED) from None
     except OSError as error:
-        saved = (trainer.folder / "checkpoint.pt").exists()
-        hint = f"; once that is mended, go on with: python {sys.argv[0]} --resume {trainer.folder}" if saved else ""
-        raise SystemExit(f"error: {error}{hint}") from None
+        raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
     except FloatingPointError as error:
         raise SystemExit(f"error: {error}") from None
     finally:
         trainer.close()
     if RANK == 0:
         low, high = summary["score_95"]
+        first = f", {trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it"
         print(
             f"score {summary['score']:.3f} (95 % interval {low:.3f} to {high:.3f}; 0 random, 1 oracle), return "
-            f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s, "
-            f"{trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it\n"
+            f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s"
+            f"{first if trainer.speed > 0 else ''}\n"
             f"see curve.png, {'episode.gif, ' if args.gif else ''}metrics.csv and summary.json in {trainer.folder}"
         )
     return summary
@@ -1364,6 +1377,8 @@ def main(argv: Sequence[str]) -> Any:
         torch.set_num_threads(args.threads)
         if args.evaluate:
             return evaluate_all(args)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     if WORLD_SIZE > 1:
@@ -1379,4 +1394,5 @@ def main(argv: Sequence[str]) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with runs.quiet_pipe():
+        main(sys.argv[1:])

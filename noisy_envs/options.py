@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,12 @@ def check_fields(name: str, value: Any, required: tuple[str, ...], known: tuple[
         raise ValueError(f"{name}: missing {missing}, unknown {unknown}; allowed are {', '.join(known)}")
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question for the nearest of the known words, or nothing if none is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
 def build(core: type, options: dict[str, Any]) -> Any:
     """Make a core from keyword options: the one place where free-form keywords enter.
 
@@ -114,8 +120,7 @@ def build(core: type, options: dict[str, Any]) -> Any:
     known = [field.name for field in dataclasses.fields(core)]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(option, known)
             raise TypeError(f"unknown option {option!r}: {hint}allowed are {', '.join(known)}")
     return core(**options)
 

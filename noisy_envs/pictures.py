@@ -19,13 +19,13 @@ from noisy_envs.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from PIL import Image as PILImage
 
 Array = npt.NDArray[Any]
 Picture = npt.NDArray[np.uint8]
 
 FILMS = (".gif", ".mp4")
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
+EXACT = 128  # colours of a GIF's 256 that are kept to the digit
 
 
 def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
@@ -60,23 +60,26 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
 
 
 def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the scores of an evaluation, noise in training × noise in evaluation, as `plot_matrix` does.
+    """Draw the scores of an evaluation, noise in training (ascending) × noise in evaluation, as `plot_matrix` does.
 
     Args:
         path: of the PNG.
-        rows: results of each run in turn, at the same noises: `run`, `env_id`, `trained`, `evaluated` (noise tokens),
-            `score`, `score_95`.
+        rows: results of each run in turn, at the same noises: `run`, `seed`, `env_id`, `trained`, `evaluated` (noise
+            tokens), `score`, `score_95`.
     """
-    names = list(dict.fromkeys(row["run"] for row in rows))
-    columns = [str(row["evaluated"]) for row in rows if row["run"] == names[0]]
-    shape = len(names), len(columns)
-    trained = {row["run"]: str(row["trained"]) for row in rows}
-    if len(set(trained.values())) < len(names):  # several of one noise: say which
-        trained = {name: f"{noise}, {Path(name).name}" for name, noise in trained.items()}
-    values = np.array([row["score"] for row in rows]).reshape(shape)
-    lows, highs = (np.array([row["score_95"][side] for row in rows]).reshape(shape) for side in (0, 1))
+    found = {(row["run"], row["evaluated"]): row for row in rows}
+    noises = list(dict.fromkeys(row["evaluated"] for row in rows))
+    by_run = {row["run"]: row for row in rows}
+    trained = sorted(by_run.values(), key=lambda row: (np.ravel(row["trained"]).tolist(), row["seed"]))
+    labels = [str(row["trained"]) for row in trained]
+    for name in ([f"seed {row['seed']}" for row in trained], [Path(row["run"]).name for row in trained]):
+        if len(set(labels)) < len(labels):  # several of one noise: say which
+            labels = [f"{row['trained']}, {own}" for row, own in zip(trained, name, strict=True)]
+    cells = [[found[row["run"], noise] for noise in noises] for row in trained]
+    values = np.array([[cell["score"] for cell in line] for line in cells])
+    lows, highs = (np.array([[cell["score_95"][side] for cell in line] for line in cells]) for side in (0, 1))
+    columns = [str(noise) for noise in noises]
     title = f"normalised score, {rows[0]['env_id']}"
-    labels = [trained[name] for name in names]
     plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation")
 
 
@@ -199,23 +202,47 @@ def write_gif(path: Path, frames: Sequence[Picture], fps: int) -> None:
     from PIL import Image
 
     _check_frames(frames, fps)
-    palette = _palette(np.concatenate(frames[:: max(1, len(frames) // 4)]))  # one for all, or colours would flicker
-    images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    palette = _palette(np.concatenate(frames[:: max(1, len(frames) // 8)]))  # one for all, or colours would flicker
+    packed = [_packed(frame) for frame in frames]
+    shown = np.zeros(256**3, bool)
+    for picture in packed:
+        shown[picture] = True
+    place = np.zeros(256**3, np.uint8)  # of a colour in the palette; Pillow's own search takes neighbours for one
+    for color in np.flatnonzero(shown):
+        place[color] = np.square(palette - _unpacked(color)).sum(axis=1).argmin()
+    images = [Image.fromarray(place[picture]) for picture in packed]
+    for image in images:
+        image.putpalette(palette.astype(np.uint8).tobytes())
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
     write_atomically(path, buffer.getvalue())
 
 
-def _palette(picture: Picture) -> PILImage.Image:
-    """Return 128 colours of a picture (H, W, 3): its 32 most frequent as they are, the others mixed."""
+def _palette(pixels: Picture) -> Array:
+    """Return 256 colours (256, 3): the most frequent of the pixels (H, W, 3) as they are, the others summed up.
+
+    Markers are few pixels of a colour of their own, halos many of colours that hardly differ.
+    """
     from PIL import Image
 
-    colours, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
-    exact = colours[np.argsort(-counts, kind="stable")[:32]]
-    mixed = np.array(Image.fromarray(picture).quantize(96).getpalette(), np.uint8)[: 3 * 96]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*exact.flatten().tolist(), *mixed.tolist()])
-    return palette
+    packed = _packed(pixels)
+    colors, counts = np.unique(packed, return_counts=True)
+    kept = colors[np.argsort(-counts)[:EXACT]]
+    others = pixels[~np.isin(packed, kept)]  # (n, 3)
+    if not len(others):
+        return _unpacked(np.resize(kept, 256))
+    summed = Image.fromarray(others[None]).quantize(256 - EXACT).getpalette() or []
+    return np.resize(np.concatenate([_unpacked(kept), np.reshape(summed, (-1, 3))]), (256, 3))
+
+
+def _packed(pixels: Picture) -> Array:
+    """Turn pixels (..., 3) into one number each."""
+    return pixels.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
+
+
+def _unpacked(numbers: Any) -> Array:
+    """Turn such numbers into pixels again, whole numbers (..., 3)."""
+    return np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=-1)
 
 
 def _write_mp4(path: Path, frames: Sequence[Picture], fps: int) -> None:

@@ -6,6 +6,7 @@ from `files` and `pictures`. No file is ever half written, and no run writes int
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -13,9 +14,11 @@ import json
 import os
 import platform
 import secrets
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +309,34 @@ def bootstrap_interval(
     picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@contextlib.contextmanager
+def quiet_pipe() -> Iterator[None]:
+    """End silently when what reads the output, `head` say, has read enough."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        raise SystemExit(141) from None  # as the shell has it for SIGPIPE
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return what asks a process to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup ignores that."""
+    asked = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        asked.append(hangup)
+    return asked
+
+
+def tell_at_once(text: str) -> None:
+    """Write a line to standard error from a signal's handler, which may not wait for Python's own buffers."""
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, f"\n{text}\n".encode())
 
 
 def stamp() -> str:

@@ -162,6 +162,13 @@ def test_a_run_can_be_made_longer_unless_its_rate_falls(tmp_path):
         ppo.main(["--resume", str(folder), "--learning-rate", "0.5"])
 
 
+def test_a_run_that_goes_on_says_from_where(tmp_path, capsys):
+    _, folder = run(tmp_path, "--total-timesteps", "192", "--no-anneal-lr")
+    assert "going on" not in capsys.readouterr().out
+    ppo.main(["--resume", str(folder), "--total-timesteps", "256"])
+    assert "going on from step 192\n" in capsys.readouterr().out
+
+
 def test_a_run_in_use_is_not_resumed(tmp_path):
     trainer = ppo.Trainer(ppo.parse([*SMALL, "--run-dir", str(tmp_path), "--total-timesteps", "128"]))
     trainer.save()
@@ -171,13 +178,14 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
     assert ppo.main(["--resume", str(trainer.folder)])["steps"] == 128
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
-    process = start(*SMALL, "--total-timesteps", "6400000", "--run-dir", tmp_path, "--save-every", "1")
-    path = wait_for(tmp_path)
-    process.send_signal(sent)
+    process = start(*SMALL, "--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
+    path = wait_for(tmp_path)  # written after the first update
+    process.send_signal(getattr(signal, sent))
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and f"--resume {path.parent}" in output and "Traceback" not in output
+    assert process.returncode == 130 and f"--resume {path.parent}" in output and "Traceback" not in output
+    assert "stopping after this update, which is saved; once more: at once\n" in output
     step = runs.load_checkpoint(path)["progress"][0]
     assert runs.read_metrics(path.parent / "metrics.csv")[-1]["global_step"] == step
     assert step < 6_400_000
@@ -185,6 +193,28 @@ def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     trainer.iterate()
     assert trainer.step == step + 64
     trainer.close()
+
+
+def test_a_run_that_outlives_its_terminal_by_nohup_trains_on(tmp_path):
+    def ignore():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+
+    process = start(*SMALL, "--total-timesteps", "128", "--run-dir", tmp_path, preexec_fn=ignore)
+    wait_for(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60) and process.returncode == 0
+
+
+def test_a_stop_before_anything_is_saved_says_so(tmp_path, monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt  # as the second Ctrl-C does
+
+    monkeypatch.setattr(ppo.Trainer, "iterate", interrupted)
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path)
+    told = capsys.readouterr().err
+    assert error.value.code == 130 and "stopped before the first update was done: nothing is saved" in told
+    assert "--resume" not in told
 
 
 def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):
@@ -201,7 +231,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_a_run_that_ends_hard_can_go_on_from_its_first_update(tmp_path, monkeypatch, done):
+def test_a_run_that_ends_hard_can_go_on_from_its_first_update(tmp_path, monkeypatch, capsys, done):
     iterate = ppo.Trainer.iterate
 
     def killed(trainer):
@@ -210,8 +240,9 @@ def test_a_run_that_ends_hard_can_go_on_from_its_first_update(tmp_path, monkeypa
         return iterate(trainer)
 
     monkeypatch.setattr(ppo.Trainer, "iterate", killed)
-    with pytest.raises(SystemExit, match="--resume" if done else "nothing to go on with"):
+    with pytest.raises(SystemExit, match="130"):
         run(tmp_path, "--total-timesteps", "640")
+    assert ("--resume" if done else "nothing is saved") in capsys.readouterr().err
     found = list(tmp_path.glob("*/checkpoint.pt"))
     assert len(found) == done
     if done:
@@ -242,9 +273,9 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
 def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert signal.SIGHUP not in ppo.stop_signals()  # as under nohup
+        assert signal.SIGHUP not in runs.stop_signals()  # as under nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert signal.SIGHUP in ppo.stop_signals()
+        assert signal.SIGHUP in runs.stop_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -303,6 +334,20 @@ def test_every_setting_is_explained():
     for field in dataclasses.fields(ppo.Args):
         assert f"--{field.name.replace('_', '-')}" in shown
     assert "(default: 12)" in shown and "(default: 0.0005)" in shown  # the id's own
+
+
+@pytest.mark.parametrize("program", ["ppo_avgpool", "compare"])
+def test_a_reader_that_has_read_enough_is_no_error(program):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, ROOT / "agents" / f"{program}.py", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

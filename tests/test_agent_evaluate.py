@@ -103,6 +103,12 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     assert int(made[2][0]._episode.state.level[0]) not in bank
 
 
+def test_the_film_is_of_the_first_run_at_the_first_noise_and_says_so(ppo, trained, tmp_path, capsys):
+    (_, run), (_, other) = trained[28], trained[4]
+    evaluate(ppo, tmp_path / "out", run, other, "--num-noise", "3", "0", "--record", tmp_path / "a.gif")
+    assert f"see an episode of {run}, noise 3, in {tmp_path / 'a.gif'}\n" in capsys.readouterr().out
+
+
 def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, trained, tmp_path):
     noises = (0, 4, 28)
     found, folder = evaluate(ppo, tmp_path, *(run for _, run in trained.values()), "--num-noise", *noises)
@@ -231,14 +237,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
     if how == "another version's":
         assert "'gamma', 'old_setting'" in message
     if how == "another head's":
-        assert "MaxPool: must be AdaPool" in message
+        assert message.endswith("MaxPool: must be AdaPool, this file's; use agents/ppo_maxpool.py")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--num-noise", "4", "-1"], "num_noise=-1: must be at least 0"),
-        (["--env-id", BOX], "was trained in another game, noisy_envs/SimpleCentroid-v0"),
+        (["--env-id", BOX], f"env_id='{BOX}': "),
+        (["--env-id", BOX], f" learned another game, {CENTROID}"),
+        (["--env-id", "noisy_envs/SimpleTag-v0", "--options"], "env_id='noisy_envs/SimpleTag-v0': "),
         (["--hidden-dim", "16"], "weights of another network"),
         (["--options", "colour=3"], "unknown option 'colour'"),
         (["--record", "x.avi"], "must end in .gif or .mp4, got x.avi"),

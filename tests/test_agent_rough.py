@@ -57,6 +57,8 @@ def weights(run):
         (["--device", ""], "device='': "),
         (["--device", "meta"], "device='meta': "),
         (["--env-id", "ü☃"], "env_id='ü☃': must be one of noisy_envs/SimpleCentroid-v0, "),
+        (["--env-id", "noisy_envs/SimpleTagg-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one of "),
+        (["--env-id", "BoxWorld-v0"], "did you mean 'noisy_envs/BoxWorld-v0'? must be one of "),
         (["--num-noise", "4", "28"], "num_noise=(4, 28): one number to train with"),
         (["--record", "x.gif"], "record='x.gif': only with --evaluate"),
         (["--options", ""], "options='': must be NAME=VALUE"),

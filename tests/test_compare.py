@@ -22,55 +22,66 @@ ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 
-# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "kill"
-# itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of "nan"; all seeds can
-# "wait" for Ctrl-C.
+# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "stop" as
+# if asked to, "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of
+# "nan"; all seeds can "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
-words = sys.argv[1:]
-option = dict(zip(words[::2], words[1::2])) if "--no-gif" not in words else {
-    name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--no-gif"}
-trouble = os.environ.get("TROUBLE")
-with open(os.environ["CALLS"], "a") as calls:
-    calls.write(" ".join(words) + "\\n")
-if "--resume" in option:
-    folder = pathlib.Path(option["--resume"])
-    option = json.loads((folder / "checkpoint.pt").read_text())
-    trouble = "nan" if trouble == "nan" else None
-else:
-    folder = pathlib.Path(option["--run-dir"]) / ("run-" + str(time.time_ns()))
-    if trouble == "fail" and option["--seed"] == "2":
-        sys.exit("no more sand in the hourglass")
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.pt").write_text(json.dumps(option))
-if option["--seed"] == "2" and trouble == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-if option["--seed"] == "2" and trouble in ("orphan", "both"):
-    os.kill(os.getppid(), signal.SIGKILL)
-    if trouble == "both":
+def parse(words):
+    if "--total-timestep" in words:
+        print("╭─ Unrecognized ─╮\\n│ Unrecognized options: --total-timestep │\\n│ For help, run --help │\\n╰───╯")
+        sys.exit(2)
+    if "1" in words[words.index("--no-gif"):]:
+        raise ValueError("total_timesteps=1: too few")
+def main():
+    words = sys.argv[1:]
+    option = dict(zip(words[::2], words[1::2])) if "--no-gif" not in words else {
+        name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--no-gif"}
+    trouble = os.environ.get("TROUBLE")
+    with open(os.environ["CALLS"], "a") as calls:
+        calls.write(" ".join(words) + "\\n")
+    if "--resume" in option:
+        folder = pathlib.Path(option["--resume"])
+        option = json.loads((folder / "checkpoint.pt").read_text())
+        trouble = "nan" if trouble == "nan" else None
+    else:
+        folder = pathlib.Path(option["--run-dir"]) / ("run-" + str(time.time_ns()))
+        if trouble == "stop" and option["--seed"] == "2":
+            sys.exit(130)
+        if trouble == "fail" and option["--seed"] == "2":
+            sys.exit("no more sand in the hourglass")
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.pt").write_text(json.dumps(option))
+    if option["--seed"] == "2" and trouble == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1)
-if trouble == "wait":
-    if option["--seed"] == "3":  # as one that has not come to its handler yet
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    (folder / "ready").touch()
-    try:
-        time.sleep(30)
-    except KeyboardInterrupt:
-        time.sleep(0.5)  # in which a second Ctrl-C would end it
-        (folder / "saved").touch()
-        sys.exit("saved")
-level, seed = option["--env-id"], int(option["--seed"])
-score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
-rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
-(folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
-summary = {
-    "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
-    "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
-    "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
-                 "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
-}
-(folder / "summary.json").write_text(json.dumps(summary))
+    if option["--seed"] == "2" and trouble in ("orphan", "both"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        if trouble == "both":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+    if trouble == "wait":
+        if option["--seed"] == "3":  # as one that has not come to its handler yet
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        (folder / "ready").touch()
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            time.sleep(0.5)  # in which a second Ctrl-C would end it
+            (folder / "saved").touch()
+            sys.exit("saved")
+    level, seed = option["--env-id"], int(option["--seed"])
+    score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
+    rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
+    (folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
+    summary = {
+        "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
+        "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
+        "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
+                     "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -130,7 +141,9 @@ def test_every_cell_runs_once_and_a_second_call_runs_nothing(field, capsys):
         for seed in (1, 2, 3):
             assert len(list((field.out / name / "adapool" / f"seed-{seed}").glob("*/summary.json"))) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "12 runs, 0 of them done before" and "[12/12]" in shown[12] and "score 0." in shown[12]
+    assert shown[0] == "12 runs, 0 of them done before" and "[12/12]" in shown[-2] and "score 0." in shown[-2]
+    assert shown[1].startswith("starting SimpleCentroid-1v31v0-v0 avgpool seed ") and shown[1].endswith("/log.txt")
+    assert sum(line.startswith("starting ") for line in shown) == 12
     before = (field.out / "results.json").read_text()
     field.run("--jobs", "2")
     assert not field.calls() and (field.out / "results.json").read_text() == before
@@ -155,10 +168,22 @@ def test_the_tables_numbers_by_hand(field):
     assert "Intervals of few seeds" in table and "no score is trimmed" not in table
 
 
-def test_a_single_seed_has_no_interval(field):
-    field.run(seeds="1", levels=[CLEAN])
-    assert "| AdaPool | 0.910, n = 1 | none |" in (field.out / "table.md").read_text()
+@pytest.mark.parametrize(("seeds", "told"), [("1", "0.910, n = 1"), ("12", "0.925, n = 2")])
+def test_fewer_than_three_seeds_have_no_interval(field, seeds, told):
+    field.run(seeds=seeds)
+    table = (field.out / "table.md").read_text()
+    assert re.search(rf"\| AdaPool \| {told} \| 0\.3\d\d, n = {len(seeds)} \| 0\.600 \|", table)
     assert field.results()["iqm"]["adapool"]["SimpleCentroid-1v31v0-v0"]["low"] is None
+
+
+def test_a_curve_of_one_point_is_seen(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = [{"global_step": 64, "charts/episodic_return": -1.0}]
+    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -2.0, 0.0, {"adapool": [rows]})])
+    with image.open(tmp_path / "a.png") as picture:
+        drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
+    orange = [int(results.COLOURS["adapool"][i : i + 2], 16) for i in (1, 3, 5)]
+    assert (drawn == orange).all(axis=-1).sum() > 10
 
 
 def test_a_killed_run_is_resumed_in_its_folder(field):
@@ -189,6 +214,13 @@ def test_a_failing_run_is_told_and_the_others_go_on(field, capsys):
     assert len(field.calls()) == 1 and not field.results()["missing"]
 
 
+def test_a_run_that_somebody_stopped_has_not_failed(field, capsys):
+    field.trouble("stop")
+    with pytest.raises(SystemExit, match=r"1 of 3 runs failed or were stopped:\n.* seed 2: stopped, see "):
+        field.run(heads=["adapool"], levels=[CLEAN])
+    assert "FAILED" not in capsys.readouterr().out and len(field.calls()) == 3
+
+
 def test_a_score_of_nan_is_named(field):
     field.trouble("nan")
     field.run(heads=["adapool"], levels=[CLEAN])
@@ -213,10 +245,25 @@ def test_other_words_for_the_same_folder_are_refused(field, passed, told):
     assert not field.calls()
 
 
-def test_words_that_no_agent_took_bind_nobody(field):
+@pytest.mark.parametrize(
+    ("passed", "told"),
+    [
+        (["--total-timestep", "256"], "'--total-timestep 256' after --: Unrecognized options: --total-timestep"),
+        (["--total-timesteps", "1"], "'--total-timesteps 1' after --: total_timesteps=1: too few"),
+    ],
+    ids=["unknown", "refused"],
+)
+def test_words_that_no_agent_takes_are_refused_before_any_run(field, passed, told):
+    with pytest.raises(SystemExit) as error:
+        field.run(passed=passed)
+    assert error.value.code == f"error: {told}" and not field.calls() and not field.out.exists()
+
+
+def test_words_that_no_run_took_bind_nobody(field, capsys):
     field.trouble("fail")
     with pytest.raises(SystemExit, match="failed"):
-        field.run(seeds="2", heads=["adapool"], levels=[CLEAN], passed=["--total-timestep", "256"])
+        field.run(seeds="2", heads=["adapool"], levels=[CLEAN], passed=["--dropout", "0"])
+    assert "see curves.png" not in capsys.readouterr().out  # there are none
     field.monkeypatch.delenv("TROUBLE")
     field.run(seeds="2", heads=["adapool"], levels=[CLEAN])
 
@@ -334,7 +381,7 @@ def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, he
         assert "stopped; go on with the same command" in process.communicate(timeout=20)[1]
     finally:
         process.kill()
-    assert process.returncode == 1 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
+    assert process.returncode == 130 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
     assert len(field.calls()) == 3  # no other was begun, none again
     field.monkeypatch.delenv("TROUBLE")
     field.run(levels=[CLEAN], heads=heads)
@@ -361,6 +408,7 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
         (["--seeds"], "seeds: must be at least one"),
         (["--seeds", "-1"], "seeds=-1: must be from 0"),
         (["--env-ids", "noisy_envs/Nothing-v0"], "noisy_envs/Nothing-v0"),
+        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be of "),
         (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "must be of one game"),
         (["--num-noise", "3"], "must come with one id"),
         (["--address", "auto"], "must come with --ray"),
@@ -384,7 +432,7 @@ def test_bad_settings_end_with_one_line(field, words, told):
 
 def test_without_ray_it_is_asked_for(field, monkeypatch):
     monkeypatch.setattr(compare, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install noisy-envs\[ray\]"):
+    with pytest.raises(SystemExit, match=r"pip install -e '\.\[ray\]'"):
         field.run("--ray")
 
 

@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from noisy_envs import pictures, runs
+from noisy_envs import pictures, render, runs
+from noisy_envs.shells.parallel import ParallelTokenEnv
 
 NAMES = ("charts/episodic_return", "losses/value")
 ROWS = [{"global_step": 64 * i, NAMES[0]: x, NAMES[1]: 0.1234 / i} for i, x in enumerate([np.nan, -1e-7, 2.5, 3.0], 1)]
@@ -144,6 +145,24 @@ def test_a_gif_shows_every_frame(tmp_path, name):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_a_gif_keeps_the_colours_of_a_scene_among_many_halos(tmp_path):
+    from PIL import Image
+
+    env = ParallelTokenEnv("simple_centroid", "rgb_array", "all", num_noise=28)
+    env.reset(seed=1)
+    generator = np.random.default_rng(0)
+    film = [env.render(weights=generator.dirichlet(np.full(32, 0.6))) for _ in range(12)]
+    runs.write_gif(tmp_path / "a.gif", film, fps=10)
+    with Image.open(tmp_path / "a.gif") as gif:
+        for number, frame in enumerate(film):
+            gif.seek(number)
+            shown = np.asarray(gif.convert("RGB"))
+            for color in (render.WHITE, render.BLACK, render.GRID, render.GREEN, render.BLUE, render.RED):
+                place = (frame == color).all(axis=-1)
+                assert place.sum() > 100 and (shown[place] == color).all(), color
+            assert np.abs(shown.astype(int) - frame).mean() < 0.1
+
+
 @pytest.mark.parametrize(("height", "width"), [(15, 17), (16, 16), (15, 32), (1, 1)])
 def test_an_mp4_shows_every_frame_of_any_size(tmp_path, height, width):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -214,6 +233,28 @@ def test_mp4_without_its_writer_is_refused_early(tmp_path, monkeypatch):
     runs.check_video_path(tmp_path / "a.gif")
     with pytest.raises(ValueError, match="pip install imageio-ffmpeg"):
         runs.check_video_path(tmp_path / "a.mp4")
+
+
+def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "plot_matrix", lambda path, *parts: drawn.append(parts))
+
+    def rows(*trained):
+        names = [Path("runs") / f"run-{i}" for i in range(len(trained))]
+        return [
+            {"run": str(name), "seed": seed, "env_id": "x", "trained": noise, "evaluated": at} | {"score": noise + at}
+            | {"score_95": [noise + at - 1, noise + at + 1]}
+            for name, (noise, seed) in zip(names, trained, strict=True) for at in (28, 0)
+        ]  # fmt: skip
+
+    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2), (4, 1)))
+    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2)))
+    pictures.plot_scores(tmp_path, rows((4, 1), (4, 1)))
+    values, lows, highs, labels, columns, *_ = drawn[0]
+    assert values.tolist() == [[32, 4], [32, 4], [56, 28]] and columns == ["28", "0"]
+    assert lows.tolist() == (values - 1).tolist() and highs.tolist() == (values + 1).tolist()
+    assert labels == ["4, seed 1", "4, seed 2", "28, seed 1"]
+    assert [parts[3] for parts in drawn[1:]] == [["4", "28"], ["4, run-0", "4, run-1"]]
 
 
 def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
