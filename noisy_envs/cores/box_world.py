@@ -276,24 +276,24 @@ class BoxWorld:
 
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Play one step of the actions (B, 1)."""
-        xp = namespace(action)
-        agent, table = state.thing[:, :1, 0], self.tables(action)
-        target = agent + table["moves"][action]  # (B, 1)
-        off_field = ~table["inside"][state.size[:, None], target]
-        met = state.thing[..., 0] == target  # (B, M)
+        xp, agent = namespace(action), state.thing[:, 0, 0]
+        target = self.tables(action)["landing"][state.size, agent, action[:, 0]]  # (B,)
+        off_field = target == agent
+        met = state.thing[:, 1:, 0] == target[:, None]  # (B, M - 1)
         if xp is np and not met.any():  # most steps of a single world
-            thing, outcome, in_the_way, event = state.thing.copy(), state.outcome, off_field, 0
-        else:
-            thing, outcome, in_the_way, event = self._meet(state, met)
+            thing = state.thing.copy()
+            thing[:, 0, 0] = target
+            return State(thing, state.outcome, state.size, state.level, BLOCKED * off_field)
+        thing, outcome, in_the_way, event = self._meet(state, met)
         blocked = off_field | in_the_way
-        thing[:, :1, 0] = xp.where(blocked, agent, target)
-        return State(thing, outcome, state.size, state.level, event + BLOCKED * blocked[:, 0])
+        thing[:, 0, 0] = xp.where(blocked, agent, target)
+        return State(thing, outcome, state.size, state.level, event + BLOCKED * blocked)
 
     def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
-        """Let the agents meet things (B, M).
+        """Let the agents meet things (B, M - 1), all but themselves.
 
         Returns:
-            Things and outcomes then, whether one is in the way (B, 1), and events (B,).
+            Things and outcomes then, whether one is in the way (B,), and events (B,).
         """
         xp = namespace(met)
         cell, colour = state.thing[..., 0], state.thing[..., 1]
@@ -301,11 +301,11 @@ class BoxWorld:
         held = cell[:, 1:2] == CORNER
         fits = held & (colour[:, 3::2] == key)  # (B, K), as the next two
 
-        on_key = met[:, 1:2]
-        on_content = met[:, 2::2]
-        on_lock = met[:, 3::2]
+        on_key = met[:, :1]
+        on_content = met[:, 1::2]
+        on_lock = met[:, 2::2]
         opened = on_lock & fits
-        in_the_way = xp.any(on_content | (on_lock & ~fits), axis=1, keepdims=True)
+        in_the_way = xp.any(on_content | (on_lock & ~fits), axis=1)
 
         thing = xp.asarray(state.thing, copy=True)
         thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
@@ -349,10 +349,8 @@ class BoxWorld:
         if self.observation == "pixels":
             colour = self.picture(state)[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
         tokens = table["look"][colour]  # (B, N, 5)
-        place = table["place"][cell]
-        tokens[..., 3:] = (place - place[:, :1]) / table["span"][state.size][:, None, None]
-        if self.observation == "entities" or self.pads_pixels:
-            tokens = xp.where(colour[..., None] != ABSENT, tokens, table["padding"])
+        point = table["point"][cell]
+        tokens[..., 3:] = table["relative"][point + (table["origin"][state.size] - point[:, 0])[:, None]]
         return tokens[:, None]
 
     def shown(self, state: State) -> Array:
@@ -392,9 +390,9 @@ class BoxWorld:
         """
         if self.observation == "entities":
             return self.token_mask(tokens)
-        xp, table = namespace(tokens), self.tables(tokens)
-        empty = table["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other has this red
-        return (tokens[..., 0] != empty) & (xp.sum(tokens[..., :3], axis=-1) > 0)
+        empty = self.tables(tokens)["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other's red
+        red, green, blue = tokens[..., 0], tokens[..., 1], tokens[..., 2]
+        return (red != empty) & ((red > 0) | (green > 0) | (blue > 0))
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
@@ -507,27 +505,47 @@ class BoxWorld:
         row, column = np.divmod(np.arange(cells), width)
         size = np.arange(width - 1)[:, None]
         inside = (row >= 1) & (row <= size) & (column >= 1) & (column <= size)  # (sizes from 0, cells)
+        target = np.arange(cells)[:, None] + levels.moves(width)  # (cells, actions)
+        landing = np.where(inside[:, target % cells], target, np.arange(cells)[:, None])
+        point, origin, relative = self._relative
         ground = np.where(inside, EMPTY, FRAME)
         ground[:, self.nowhere] = ABSENT
         look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1)
         look[ABSENT] = -1
         rewards = np.array([0, 0 - self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
         tables = {
-            "moves": np.array(levels.moves(width)),
             "absent": np.array([self.nowhere, ABSENT] * 2),
             "slots": np.arange(self.num_boxes),
-            "inside": inside,
+            "landing": landing,
             "ground": ground,
             "palette": PALETTE,
             "look": look.astype(np.float32),
-            "padding": np.full(5, -1, np.float32),
-            "place": np.stack([row, column], axis=1).astype(np.float32),
-            "span": np.arange(1, width, dtype=np.float32),
+            "point": point,
+            "origin": origin,
+            "relative": relative,
             "rewards": (rewards - self.step_cost).astype(np.float32),
         }
         if self.observation == "pixels":
             tables["order"] = pixel_order(lowest(self.size), highest(self.size))
         return tables
+
+    @cached_property
+    def _relative(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Points of the cells, which tell by their differences how cells lie, origins by size, and what tokens say.
+
+        A token says `relative[origin[size] + point[cell] - point[agent]]`, row and column, and −1 of what is nowhere.
+        """
+        width, wide = self.width, 2 * self.width  # rows twice as long: no difference of columns reaches the next
+        row, column = np.divmod(np.arange(width * width), width)
+        point = row * wide + column
+        farthest = point[-1]
+        point[self.nowhere] = 3 * farthest + 1
+        place = np.arange(-farthest, 4 * farthest + 2)  # differences
+        rows = np.floor_divide(place + width, wide)
+        relative = np.stack([rows, place - rows * wide], axis=1) / np.arange(1, width, dtype=np.float32)[:, None, None]
+        relative[:, place > farthest] = -1
+        origin = np.arange(width - 1) * len(place) + farthest
+        return point, origin, relative.reshape(-1, 2).astype(np.float32)
 
 
 @lru_cache(maxsize=8)
