@@ -22,6 +22,11 @@ def namespace(array: Array) -> Any:
     return torch_namespace
 
 
+def take_rows(array: Array, rows: Array) -> Array:
+    """Return the rows of `array` (B, ...) that integers name, (*rows.shape, ...): on NumPy faster than by brackets."""
+    return array.take(rows, axis=0) if isinstance(array, np.ndarray) else array[rows]
+
+
 def put_rows(array: Array, rows: Array, values: Array) -> Array:
     """Return a copy of `array` (B, ...) in which `rows` (R,) hold `values` (R, ...)."""
     out = namespace(array).asarray(array, copy=True)

@@ -12,7 +12,10 @@ https://github.com/skeeto/hash-prospector (bias 0.107); `tests/test_randomness.p
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 
@@ -32,18 +35,40 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> 15)
 
 
-def episode_key(seed: Array, episode: Array) -> Array:
-    """Return the keys (B, 2), 64 bits each, of the episodes `episode` (B,) under the seeds `seed` (B,).
-
-    Both are int64 and not negative.
-    """
+def episode_words(seed: Any, episode: Any) -> list[Any]:
+    """Return the two words of an episode's key, whole numbers or arrays as seed and episode are."""
     chains = []
     for salt in KEY_SALTS:
         word = salt
         for part in (seed & MASK, seed >> 32, episode & MASK):
             word = _mix(part ^ word)
         chains.append(word)
-    return namespace(seed).stack(chains, axis=-1)
+    return chains
+
+
+def episode_key(seed: Array, episode: Array) -> Array:
+    """Return the keys (B, 2), 64 bits each, of the episodes `episode` (B,) under the seeds `seed` (B,).
+
+    Both are int64 and not negative.
+    """
+    return namespace(seed).stack(episode_words(seed, episode), axis=-1)
+
+
+def _offsets(xp: Any, counts: tuple[int, ...], device: Any) -> Array:
+    """Return what sets the numbers of all streams apart, (sum of counts,) int64."""
+    streams = [
+        xp.arange(stream * STREAM, stream * STREAM + count, dtype=xp.int64, device=device)
+        for stream, count in enumerate(counts)
+    ]
+    return xp.concat(streams) * WEYL
+
+
+@lru_cache(maxsize=256)
+def _kept_offsets(counts: tuple[int, ...]) -> np.ndarray:
+    """Return the offsets on NumPy, which a single world asks for again and again."""
+    offsets: np.ndarray = _offsets(np, counts, "cpu")
+    offsets.flags.writeable = False
+    return offsets
 
 
 def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = None) -> tuple[Array, ...]:
@@ -62,14 +87,12 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     if not counts:
         return ()
     xp = namespace(key)
-    base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
-    index = xp.concat(
-        [
-            xp.arange(stream * STREAM, stream * STREAM + count, dtype=xp.int64, device=key.device)
-            for stream, count in enumerate(counts)
-        ]
-    )
-    word = _mix((base + index * WEYL) & MASK)
+    if xp is np and len(key) == len(counter) == 1:  # whole numbers cost less than arrays of one
+        base = _mix(int(key[0, 0]) ^ _mix(int(counter[0])))
+    else:
+        base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
+    offset = _kept_offsets(counts) if xp is np else _offsets(xp, counts, key.device)
+    word = _mix((base + offset) & MASK)
     word = _mix(word ^ key[:, 1:])  # (B, sum of counts)
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]

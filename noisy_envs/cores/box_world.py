@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.arrays import Array, as_numpy, namespace, take_rows
 from noisy_envs.cores import levels
 from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
 from noisy_envs.options import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
@@ -280,7 +280,7 @@ class BoxWorld:
         target = self.tables(action)["landing"][state.size, agent, action[:, 0]]  # (B,)
         off_field = target == agent
         met = state.thing[:, 1:, 0] == target[:, None]  # (B, M - 1)
-        if xp is np and not met.any():  # most steps of a single world
+        if xp is np and not np.count_nonzero(met):  # most steps of a single world
             thing = state.thing.copy()
             thing[:, 0, 0] = target
             return State(thing, state.outcome, state.size, state.level, BLOCKED * off_field)
@@ -305,15 +305,15 @@ class BoxWorld:
         on_content = met[:, 1::2]
         on_lock = met[:, 2::2]
         opened = on_lock & fits
-        in_the_way = xp.any(on_content | (on_lock & ~fits), axis=1)
+        in_the_way = (on_content | (on_lock & ~fits)).any(axis=1)
 
         thing = xp.asarray(state.thing, copy=True)
         thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
-        event = TOOK_KEY * on_key[:, 0] + xp.sum(opened * state.outcome, axis=1)
-        if xp is np and not opened.any():
+        event = TOOK_KEY * on_key[:, 0] + (opened * state.outcome).sum(axis=1)
+        if xp is np and not np.count_nonzero(opened):
             return thing, state.outcome, in_the_way, event
-        opens = xp.any(opened, axis=1, keepdims=True)
-        thing[:, 1:2, 1] = xp.where(opens, xp.sum(opened * colour[:, 2::2], axis=1, keepdims=True), key)
+        opens = opened.any(axis=1)
+        thing[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
         return *self._remove(thing, state.outcome, opened), in_the_way, event
 
     def _remove(self, thing: Array, outcome: Array, opened: Array) -> tuple[Array, Array]:
@@ -344,13 +344,14 @@ class BoxWorld:
         """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
         xp, table = namespace(state.thing), self.tables(state.thing)
         if self.observation == "rgb":
-            return table["palette"][self.picture(state)].reshape(-1, 1, self.width, self.width, 3)
+            return take_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
         cell, colour = self.shown(state), state.thing[..., 1]  # (B, N)
         if self.observation == "pixels":
             colour = self.picture(state)[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
-        tokens = table["look"][colour]  # (B, N, 5)
-        point = table["point"][cell]
-        tokens[..., 3:] = table["relative"][point + (table["origin"][state.size] - point[:, 0])[:, None]]
+        tokens = take_rows(table["look"], colour)  # (B, N, 5)
+        point = take_rows(table["point"], cell)
+        origin = take_rows(table["origin"], state.size) - point[:, 0]
+        tokens[..., 3:] = take_rows(table["relative"], point + origin[:, None])
         return tokens[:, None]
 
     def shown(self, state: State) -> Array:
@@ -359,14 +360,14 @@ class BoxWorld:
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
-            order = self.tables(cell)["order"][state.size - lowest(self.size), cell[:, 0]]
-            return xp.astype(order, xp.int64)
+            first = (state.size - lowest(self.size)) * self.width**2
+            return take_rows(self.tables(cell)["order"], first + cell[:, 0])
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
         """Return the colours (B, w²) of all cells, int64."""
         xp = namespace(state.thing)
-        picture = self.tables(state.size)["ground"][state.size]
+        picture = take_rows(self.tables(state.size)["ground"], state.size)
         world = xp.arange(picture.shape[0], device=picture.device)[:, None]
         picture[world, state.thing[..., 0]] = state.thing[..., 1]
         return picture
@@ -391,8 +392,8 @@ class BoxWorld:
         if self.observation == "entities":
             return self.token_mask(tokens)
         empty = self.tables(tokens)["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other's red
-        red, green, blue = tokens[..., 0], tokens[..., 1], tokens[..., 2]
-        return (red != empty) & ((red > 0) | (green > 0) | (blue > 0))
+        red, largest = tokens[..., 0], namespace(tokens).maximum(tokens[..., 1], tokens[..., 2])
+        return (red != empty) & (namespace(tokens).maximum(red, largest) > 0)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
@@ -491,6 +492,8 @@ class BoxWorld:
         if made is None:
             xp = namespace(like)
             made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
+            if xp is not np and "order" in made:
+                made["order"] = xp.astype(made["order"], xp.int64)  # torch takes no smaller ones as indices
             self._made[like.device] = made
         return made
 
@@ -526,7 +529,8 @@ class BoxWorld:
             "rewards": (rewards - self.step_cost).astype(np.float32),
         }
         if self.observation == "pixels":
-            tables["order"] = pixel_order(lowest(self.size), highest(self.size))
+            order = pixel_order(lowest(self.size), highest(self.size))
+            tables["order"] = order.reshape(-1, order.shape[2])
         return tables
 
     @cached_property

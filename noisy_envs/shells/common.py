@@ -48,9 +48,10 @@ def check_action(core: Core, action: Any) -> np.ndarray:
     array = np.asarray(action)
     if array.shape != () or array.dtype.kind not in "iu":
         raise TypeError(f"action {action!r}: must be one integer from 0 to {core.num_actions - 1}")
-    if not 0 <= int(array) < core.num_actions:
+    number = int(array)
+    if not 0 <= number < core.num_actions:
         raise ValueError(f"action {action!r}: must be from 0 to {core.num_actions - 1}")
-    return array.astype(np.int64, copy=False)  # arithmetic with uint64 would end in floats
+    return np.array(number)  # int64: arithmetic with uint64 would end in floats
 
 
 def fresh_seed() -> int:

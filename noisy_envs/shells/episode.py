@@ -10,7 +10,7 @@ import numpy as np
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice
-from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.randomness import episode_words, uniforms
 from noisy_envs.shells.common import check_episode, check_seed, check_start, fresh_seed
 
 RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
@@ -67,7 +67,7 @@ class Episode:
             seed, following = fresh_seed() if seed is None else check_seed(seed), 0
         self.seed, self.number = seed, following if number is None else number
         self.clock, self.total_return = 0, 0.0
-        self._key = episode_key(np.array([self.seed]), np.array([self.number]))
+        self._key = np.array([episode_words(self.seed, self.number)])
         if state is None:
             state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
         self.state = state
