@@ -259,7 +259,7 @@ class ParticleGame:
         if self.padded:
             present = (bodies[..., 4] != ABSENT)[:, :, None] & (others[..., 4] != ABSENT)[:, None]
         places = bodies[..., :2], others[..., :2]
-        felt = physics.add_contacts(*places, force[:, first:end], self.table("reach", bodies), present)
+        felt = physics.add_contacts(*places, force[:, first:end], self._reach(bodies), present)
         if end - first == self.num_movers:
             return felt
         return xp.concat([force[:, :first], felt, force[:, end:]], axis=1)
@@ -321,8 +321,16 @@ class ParticleGame:
             self._made[key] = made
         return made
 
+    def _reach(self, like: Array) -> physics.Reach:
+        """Return how far solid bodies are felt, of the library, type and device of an array; each is made once."""
+        key = "reaches", like.dtype, like.device
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = physics.reaches(self.table("reach", like))
+        return made
+
     @cached_property
-    def _made(self) -> dict[Any, Array]:
+    def _made(self) -> dict[Any, Any]:
         return {}
 
     @cached_property
