@@ -338,7 +338,7 @@ def test_the_papers_settings_of_images(monkeypatch, dataset):
     assert found["pools"] == vision.POOLS and (found["patch"] or vision.PATCH[dataset]) == 4
 
 
-@pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 60, 0), ("fashion-mnist", 10, 2)])
+@pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 100, 0), ("fashion-mnist", 10, 2)])
 def test_defaults_depend_on_the_data_set(monkeypatch, dataset, epochs, padding):
     found = parsed(monkeypatch, "vision", "--dataset", dataset)
     assert (found["epochs"], found["padding"]) == (epochs, padding)

@@ -510,7 +510,7 @@ def test_a_preset_gives_way_to_a_word():
         args = training.parse(aggregation.Args, words, presets, None)
         return args.preset, args.epochs, args.layers, args.width
 
-    assert parse() == ("fast", 5, 2, 16)
+    assert parse() == ("fast", 15, 2, 16)
     assert parse("--preset", "paper") == ("paper", 100, 12, 16)
     assert parse("--layers", "3", "--preset", "paper") == ("paper", 100, 3, 16)
 
