@@ -119,7 +119,8 @@ def plot_lines(
         axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
         axes.set_ylim(-5e-5, 1.4 * axes.dataLim.y1)  # nothing touches the frame
     ticks = sorted(set(positions.values()))
-    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     if paper:
