@@ -70,20 +70,23 @@ def add_contacts(position: Array, others: Array, force: Array, reach: Reach, pre
     Returns:
         Forces (B, M, 2).
     """
-    if not isinstance(position, np.ndarray):
-        push = _push(position[:, :, None] - others[:, None], reach.radii)  # (B, M, F, 2)
-        felt = (push if present is None else namespace(push).where(present[..., None], push, 0.0)).sum(axis=2)
-    else:  # the zeros that most others add are left out, to the bit
+    factor = CONTACT_FORCE * CONTACT_MARGIN
+    if isinstance(position, np.ndarray):  # the zeros that most others add are left out, to the bit
         x = position[:, :, None, 0] - others[:, None, :, 0]
         y = position[:, :, None, 1] - others[:, None, :, 1]
         seen = x * x + y * y < reach.near
         near = (seen if present is None else seen & present).reshape(-1).nonzero()[0]
         if not len(near):
             return force
-        delta = np.stack([x.reshape(-1)[near], y.reshape(-1)[near]], axis=1)
-        felt, pairs = np.zeros_like(force), reach.radii.reshape(-1)
-        np.add.at(felt.reshape(-1, 2), near // others.shape[1], _push(delta, pairs[near % len(pairs)]))
-    return force + felt * (CONTACT_FORCE * CONTACT_MARGIN)
+        if len(force) > 1:
+            delta = np.stack([x.reshape(-1)[near], y.reshape(-1)[near]], axis=1)
+            felt, pairs = np.zeros_like(force), reach.radii.reshape(-1)
+            np.add.at(felt.reshape(-1, 2), near // others.shape[1], _push(delta, pairs[near % len(pairs)]))
+            return force + felt * factor
+    push = _push(position[:, :, None] - others[:, None], reach.radii)  # (B, M, F, 2)
+    if present is not None:
+        push = namespace(push).where(present[..., None], push, 0.0)
+    return force + push.sum(axis=2) * factor
 
 
 def _push(delta: Array, radii: Array) -> Array:
