@@ -41,7 +41,6 @@ from noisy_envs.reference import reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
-STOPPED = 130  # exit status of what was told to stop, an agent or this program
 RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
 
@@ -340,7 +339,7 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
             code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
     if cell.summary() is not None:
         return outcome("")
-    if stop.times or code == STOPPED:
+    if stop.times or code == runs.STOPPED:
         return outcome("stopped")
     told = reason(cell.log.read_text(errors="replace"))
     return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
@@ -576,7 +575,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(runs.STOPPED) from None
     runs.write_summary(args.out / "results.json", found)
     runs.write_atomically(args.out / "table.md", results.tabulate(found))
     if args.draw_only or any(cell.summary() for cell in cells):

@@ -919,7 +919,6 @@ def num_learners(args: Args) -> int:
 
 # the processes that `torchrun` started together, each with its share of the worlds
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-STOPPED = 130  # exit status of a run that was told to stop: the shell's for Ctrl-C
 
 
 def plain_agent(args: Args, envs: Any) -> Agent:
@@ -1284,7 +1283,7 @@ def train(args: Args) -> dict[str, Any]:
         if RANK == 0:  # no other process knows the folder
             hint = f"stopped; {go_on}" if saved() else "stopped before the first update was done: nothing is saved"
             print(hint, file=sys.stderr)
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(runs.STOPPED) from None
     except OSError as error:
         raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
     except FloatingPointError as error:

@@ -311,6 +311,9 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C
+
+
 @contextlib.contextmanager
 def quiet_pipe() -> Iterator[None]:
     """End silently when what reads the output, `head` say, has read enough."""

@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -161,11 +162,14 @@ def parse(kind: type[Parsed], argv: Sequence[str], presets: dict[str, dict[str, 
 
 def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     """Run a program, and end it with one line where its user is to act."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in runs.stop_signals():
+        signal.signal(number, signal.default_int_handler)
     try:
-        main(argv)
+        with runs.quiet_pipe():
+            main(argv)
     except KeyboardInterrupt:
-        raise SystemExit("stopped; go on with the same command") from None
+        print("stopped; go on with the same command", file=sys.stderr)
+        raise SystemExit(runs.STOPPED) from None
     except (ValueError, OSError, FloatingPointError) as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -613,7 +613,7 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
             os.killpg(process.pid, signal.SIGKILL)
     assert out == "2 runs, 0 of them done before\n" and "Traceback" not in err
     if number != signal.SIGKILL:
-        assert process.returncode == 1
+        assert process.returncode == 130
         assert err.strip().splitlines()[-1] == "stopped; go on with the same command"
         assert "leaked" not in err
     assert not list(tmp_path.rglob("summary.json"))
