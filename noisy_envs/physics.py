@@ -70,30 +70,49 @@ def add_contacts(position: Array, others: Array, force: Array, reach: Reach, pre
     Returns:
         Forces (B, M, 2).
     """
+    x = position[:, :, None, 0] - others[:, None, :, 0]  # (B, M, F)
+    y = position[:, :, None, 1] - others[:, None, :, 1]
     factor = CONTACT_FORCE * CONTACT_MARGIN
-    if isinstance(position, np.ndarray):  # the zeros that most others add are left out, to the bit
-        x = position[:, :, None, 0] - others[:, None, :, 0]
-        y = position[:, :, None, 1] - others[:, None, :, 1]
+    if isinstance(x, np.ndarray):  # the zeros that most others add are left out, to the bit
         seen = x * x + y * y < reach.near
         near = (seen if present is None else seen & present).reshape(-1).nonzero()[0]
         if not len(near):
             return force
         if len(force) > 1:
-            delta = np.stack([x.reshape(-1)[near], y.reshape(-1)[near]], axis=1)
             felt, pairs = np.zeros_like(force), reach.radii.reshape(-1)
-            np.add.at(felt.reshape(-1, 2), near // others.shape[1], _push(delta, pairs[near % len(pairs)]))
+            push = _push(x.reshape(-1)[near], y.reshape(-1)[near], pairs[near % len(pairs)])
+            np.add.at(felt.reshape(-1, 2), near // others.shape[1], np.stack(push, axis=1))
             return force + felt * factor
-    push = _push(position[:, :, None] - others[:, None], reach.radii)  # (B, M, F, 2)
+        # stacked first: NumPy sums up an axis that is not the last one number after another, as `add.at` does
+        return force + np.stack(_push(x, y, reach.radii, present), axis=-1).sum(axis=2) * factor
+    push = _push(x, y, reach.radii, present)
+    return force + namespace(x).stack([part.sum(axis=2) for part in push], axis=-1) * factor
+
+
+def _push(x: Array, y: Array, radii: Array, present: Array | None = None) -> tuple[Array, Array]:
+    """Return how bodies so far apart (...), whose radii sum to (...), push each other, along both axes."""
+    distance = hypotenuse(x, y)
+    push, nearness = softplus((distance - radii) * (-1 / CONTACT_MARGIN)), 1 / (distance + NO_DISTANCE)
     if present is not None:
-        push = namespace(push).where(present[..., None], push, 0.0)
-    return force + push.sum(axis=2) * factor
+        push = namespace(push).where(present, push, 0.0)
+    return x * nearness * push, y * nearness * push
 
 
-def _push(delta: Array, radii: Array) -> Array:
-    """Return how bodies at distances (..., 2), whose radii sum to (...), push each other (..., 2)."""
-    xp, distance = namespace(delta), length(delta)
-    overlap = (distance - radii[..., None]) * (-1 / CONTACT_MARGIN)
-    return delta / (distance + NO_DISTANCE) * xp.logaddexp(overlap, 0.0 * overlap)  # log(1 + exp(overlap))
+def softplus(x: Array) -> Array:
+    """Return log(1 + exp(x)); torch's own `logaddexp` is not vectorised where it is compiled."""
+    if isinstance(x, np.ndarray):
+        return np.logaddexp(x, 0.0 * x)
+    xp = namespace(x)
+    return xp.clip(x, 0.0, None) + xp.log1p(xp.exp(-abs(x)))
+
+
+def hypotenuse(x: Array, y: Array) -> Array:
+    """Return the lengths of vectors by their components; nor is torch's own `hypot`."""
+    if isinstance(x, np.ndarray):
+        return np.hypot(x, y)
+    xp = namespace(x)
+    longer, shorter = xp.maximum(abs(x), abs(y)), xp.minimum(abs(x), abs(y))
+    return longer * (1.0 + (shorter / (longer + NO_DISTANCE)) ** 2) ** 0.5  # squares of x and y could underflow
 
 
 def length(vector: Array) -> Array:
