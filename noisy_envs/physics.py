@@ -107,7 +107,7 @@ def softplus(x: Array) -> Array:
 
 
 def hypotenuse(x: Array, y: Array) -> Array:
-    """Return the lengths of vectors by their components; nor is torch's own `hypot`."""
+    """Return the lengths of many pairs by their components; nor is torch's own `hypot`, which is exacter."""
     if isinstance(x, np.ndarray):
         return np.hypot(x, y)
     xp = namespace(x)
