@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gymnasium.vector import AutoresetMode
+
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores import Core
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells.common import Casting, follow
+
+
+class Rules(NamedTuple):
+    """What a step needs to know beside the worlds."""
+
+    core: Core
+    learners: slice  # the n agents that are driven
+    cast: Casting  # who acts how, see `noisy_envs.shells.common.casting`
+    max_steps: int
+    time_limit: int | None  # Gymnasium's, if any
 
 
 class Worlds(NamedTuple):
@@ -30,15 +42,23 @@ class Outcome(NamedTuple):
     truncated: Array  # (R,) bool
 
 
-def play(
-    core: Core, learners: slice, cast: Casting, state: Any, key: Array, clock: Array, action: Array
-) -> tuple[Any, Array, Array, Array]:
+class Shown(NamedTuple):
+    """What a step of a vector environment shows of B worlds."""
+
+    tokens: Array  # (B, n, N, D)
+    reward: Array  # (B, n)
+    final_tokens: Array | None  # before a reset in the same step
+    terminated: Array  # (B,) bool
+    truncated: Array  # (B,) bool
+    facts: dict[str, Array]  # see `describe`; empty where they are as before
+    final_facts: dict[str, Array]  # before a reset in the same step
+
+
+def play(rules: Rules, state: Any, key: Array, clock: Array, action: Array) -> tuple[Any, Array, Array, Array]:
     """Play one step of all worlds, a pure function that `torch.compile` takes whole.
 
     Args:
-        core: the game.
-        learners: the n agents that are driven, and `cast`, who acts how.
-        cast: see `noisy_envs.shells.common.casting`.
+        rules: the game, and who acts.
         state: of `B` worlds.
         key: (B, 2) keys of the episodes.
         clock: (B,) int64 steps played so far.
@@ -47,56 +67,112 @@ def play(
     Returns:
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
+    core, learners = rules.core, rules.learners
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
-    state = core.transition(state, follow(core, cast, state, action, chance), chance)
+    state = core.transition(state, follow(core, rules.cast, state, action, chance), chance)
     return state, clock + 1, core.observe(state, learners), core.reward(state, learners)
 
 
-def judge(core: Core, max_steps: int, time_limit: int | None, state: Any, clock: Array) -> tuple[Array, Array]:
-    """Tell which worlds are terminated, and which truncated, (B,) each; `time_limit` is Gymnasium's, if any."""
-    truncated = clock >= max_steps
-    if not core.terminates:
+def judge(rules: Rules, state: Any, clock: Array) -> tuple[Array, Array]:
+    """Tell which worlds are terminated, and which truncated, (B,) each."""
+    truncated = clock >= rules.max_steps
+    if not rules.core.terminates:
         return namespace(clock).zeros_like(truncated), truncated
-    terminated = core.terminated(state)
+    terminated = rules.core.terminated(state)
     truncated = truncated & ~terminated
-    if time_limit is not None:  # Gymnasium's TimeLimit, around a single world, sets both
-        truncated = truncated | (clock >= time_limit)
+    if rules.time_limit is not None:  # Gymnasium's TimeLimit, around a single world, sets both
+        truncated = truncated | (clock >= rules.time_limit)
     return terminated, truncated
 
 
-def pure_step(
-    core: Core,
-    learners: slice,
-    cast: Casting,
-    max_steps: int,
-    time_limit: int | None,
-    worlds: Worlds,
-    actions: Array,
-) -> tuple[Worlds, Outcome]:
+def describe(core: Core, state: Any, tokens: Array, lead: int, dtype: Any) -> dict[str, Array]:
+    """Return what `info` tells of R worlds and what they show, (R, N, D) with `lead` 1, (R, n, N, D) with 2.
+
+    That is which tokens carry signal, their share of all that are not padding, and whether the goal is reached.
+    """
+    xp = namespace(tokens)
+    mask = core.signal_mask(tokens)
+    masks = (xp.reshape(x, (*tokens.shape[:lead], -1)) for x in (mask, core.token_mask(tokens)))
+    signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in masks)
+    facts = {"signal_mask": mask, "snr": xp.astype(signal, dtype) / present}
+    return facts | ({"is_success": core.success(state)} if core.terminates else {})
+
+
+def pure_step(rules: Rules, worlds: Worlds, actions: Array) -> tuple[Worlds, Outcome]:
     """Play the actions (R, ...) of all learners, and start the next episode where one ended, in the same step.
 
     It checks nothing and, on a GPU, waits for nothing, so that a policy can act between steps without the host;
-    there, the next episode of every world is made and, mostly, dropped. `TokenVectorEnv.pure_step` binds all but the
-    last two arguments, and `TokenVectorEnv.worlds` is where to begin.
+    there, the next episode of every world is made and, mostly, dropped. `TokenVectorEnv.pure_step` binds the rules,
+    and `TokenVectorEnv.worlds` is where to begin.
     """
     xp = namespace(worlds.clock)
-    count = learners.stop - learners.start
+    count = rules.learners.stop - rules.learners.start
     actions = xp.reshape(actions, (-1, count, *actions.shape[1:]))
-    state, clock, tokens, reward = play(core, learners, cast, worlds.state, worlds.key, worlds.clock, actions)
-    terminated, truncated = judge(core, max_steps, time_limit, state, clock)
+    state, clock, tokens, reward = play(rules, worlds.state, worlds.key, worlds.clock, actions)
+    terminated, truncated = judge(rules, state, clock)
     ended = terminated | truncated
     final_tokens = tokens
     worlds = worlds._replace(state=state, clock=clock)
     if on_gpu(ended) or bool(xp.any(ended)):
-        number = worlds.number + xp.astype(ended, xp.int64)
-        key, start = episode_key(worlds.seed, number), xp.zeros_like(clock)
-        fresh = core.initial(uniforms(key, start, core.start_draws))
-        state = type(state)(*(_choose(ended, new, old) for new, old in zip(fresh, state, strict=True)))
-        worlds = Worlds(state, xp.where(ended, start, clock), worlds.seed, number, key)
-        tokens = _choose(ended, core.observe(fresh, learners), tokens)
+        worlds, tokens = renew(rules, worlds, tokens, ended)
     rows = (tokens, final_tokens, reward, *(xp.repeat(x, count) for x in (terminated, truncated)))
     flat = (xp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x for x in rows)
     return worlds, Outcome(*flat)
+
+
+def renewing_step(
+    rules: Rules, mode: AutoresetMode, renews: bool, lead: int, worlds: Worlds, actions: Array
+) -> tuple[Worlds, Shown]:
+    """Play actions (B, n, ...) as a vector environment does, without asking the host which worlds end.
+
+    Args:
+        rules: see `Rules`.
+        mode: whether worlds that ended are reset in the next step, or in the same.
+        renews: whether any is reset in this step; if not, the next episodes are not made.
+        lead: axes of tokens before those of one observation, see `describe`: 1 if there is but one learner to see.
+        worlds: before the step.
+        actions: of the learners; integers of no action are taken for the nearest that is one.
+    """
+    xp = namespace(worlds.clock)
+    core = rules.core
+    if not core.continuous_actions:
+        actions = xp.clip(actions, 0, core.num_actions - 1)
+    resets_now, resets_later = (renews and mode is one for one in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP))
+    ended = over(rules, worlds) if resets_now else None
+    state, clock, tokens, reward = play(rules, worlds.state, worlds.key, worlds.clock, actions)
+    worlds = worlds._replace(state=state, clock=clock)
+    if ended is not None:
+        worlds, tokens = renew(rules, worlds, tokens, ended)
+        reward = xp.where(ended[:, None], xp.zeros_like(reward), reward)
+    terminated, truncated = judge(rules, worlds.state, worlds.clock)
+    final_tokens, final_facts = None, {}
+    if resets_later:
+        final_tokens, final_facts = tokens, _facts(rules, worlds, tokens, lead)
+        worlds, tokens = renew(rules, worlds, tokens, terminated | truncated)
+    facts = _facts(rules, worlds, tokens, lead) if renews or core.signal_moves or core.terminates else {}
+    return worlds, Shown(tokens, reward, final_tokens, terminated, truncated, facts, final_facts)
+
+
+def over(rules: Rules, worlds: Worlds) -> Array:
+    """Tell which worlds (B,) have ended."""
+    terminated, truncated = judge(rules, worlds.state, worlds.clock)
+    return terminated | truncated
+
+
+def renew(rules: Rules, worlds: Worlds, tokens: Array, ended: Array) -> tuple[Worlds, Array]:
+    """Start the next episode in the worlds `ended`, bool (B,), and put in what the learners see of it (B, n, N, D)."""
+    xp = namespace(ended)
+    number = worlds.number + xp.astype(ended, xp.int64)
+    key, start = episode_key(worlds.seed, number), xp.zeros_like(worlds.clock)
+    fresh = rules.core.initial(uniforms(key, start, rules.core.start_draws))
+    state = type(fresh)(*(_choose(ended, new, old) for new, old in zip(fresh, worlds.state, strict=True)))
+    worlds = Worlds(state, xp.where(ended, start, worlds.clock), worlds.seed, number, key)
+    return worlds, _choose(ended, rules.core.observe(fresh, rules.learners), tokens)
+
+
+def _facts(rules: Rules, worlds: Worlds, tokens: Array, lead: int) -> dict[str, Array]:
+    xp = namespace(tokens)
+    return describe(rules.core, worlds.state, tokens[:, 0] if lead == 1 else tokens, lead, xp.float32)
 
 
 def on_gpu(array: Array) -> bool:

@@ -28,7 +28,19 @@ from noisy_envs.shells.common import (
     fresh_seed,
     observation_box,
 )
-from noisy_envs.shells.pure import Outcome, Worlds, judge, on_gpu, play, pure_step
+from noisy_envs.shells.pure import (
+    Outcome,
+    Rules,
+    Shown,
+    Worlds,
+    describe,
+    judge,
+    on_gpu,
+    over,
+    play,
+    pure_step,
+    renewing_step,
+)
 from noisy_envs.tokens import TokenSpec
 
 
@@ -48,7 +60,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             also "predators" and "prey"). The other agents follow their policies.
         autoreset_mode: NEXT_STEP (the step after an end resets and ignores its action), SAME_STEP (the last
             observation is in `info["final_obs"]`) or DISABLED (`reset(options={"reset_mask": mask})` resets some).
-        compile: compile the step with `torch.compile`; torch only. The first step then takes a while.
+        compile: compile the step with `torch.compile`, and on a GPU record it as a CUDA graph; torch only. The first
+            step then takes a while, and so does the first that resets.
+        copy: False saves time and memory: what a step returns may be overwritten by the next, `info` included.
         check_actions: look for NaN, infinity and numbers of no action; by default on NumPy only, since on a
             GPU it waits for the device. Shape, dtype and device are always checked.
         render_mode: None or "rgb_array".
@@ -74,6 +88,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         learners: str = "first",
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         compile: bool = False,
+        copy: bool = True,
         check_actions: bool | None = None,
         render_mode: str | None = None,
         render_envs: int = 16,
@@ -85,6 +100,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         check_choice("backend", backend, ("numpy", "torch"))
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         check_flag("compile", compile)
+        check_flag("copy", copy)
         if backend == "numpy" and (device is not None or compile):
             raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
         self.core: Core = build(CORES[game], options)
@@ -93,7 +109,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
             self.max_steps = min(self.max_steps, max_episode_steps)
-        self._time_limit = max_episode_steps
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.check_actions = backend == "numpy" if check_actions is None else check_actions
@@ -102,23 +117,23 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
             self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
         self.learners = driven(self.core, learners, ("first", *self.core.teams))
-        self._cast = casting(self.core, self.learners)
+        cast = casting(self.core, self.learners)
+        self._rules = Rules(self.core, self.learners, cast, self.max_steps, max_episode_steps)
         self._squeeze = learners == "first"
+        self._lead = 1 if self._squeeze else 2  # axes before those of one observation
         agents = None if self._squeeze else self.learners.stop - self.learners.start
         self.single_observation_space = observation_box(self.core, agents)
         self.single_action_space = action_space(self.core, agents)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._compile = compile
-        self._step: Any = None
+        self._compile, self._copy = compile, copy
+        self._steps: dict[str | bool, Any] = {}  # compiled, and on a device with and without resets
         self._renderer: Any = None
-        self._state: Any = None
-        self._key: Array = None
-        self._clock: Array = None
+        self._worlds: Any = None
         self._facts: dict[str, Array] = {}  # what `info` tells of each world
         self._returns = np.zeros(num_envs)
-        self._steps_to_end = 0
-        self._seeds = np.full(num_envs, -1)
-        self._numbers = np.full(num_envs, -1)
+        self._steps_to_end = 0  # in which no world ends, unless the game terminates
+        self._in_step = True  # whether all worlds began at once
+        self._on_device = False  # whether the device resets worlds, without asking the host
 
     @cached_property
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
@@ -139,13 +154,15 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def state(self) -> Any:
         """A copy of the worlds' state; `reset(options={"state": ...})` takes it."""
         self._check_playing()
-        xp = namespace(self._clock)
-        return type(self._state)._make(xp.asarray(field, copy=True) for field in self._state)
+        state = self._worlds.state
+        return type(state)._make(namespace(field).asarray(field, copy=True) for field in state)
 
     @property
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Seed and number (B,) of the episodes in play."""
-        return self._seeds.copy(), self._numbers.copy()
+        if self._worlds is None:
+            return np.full(self.num_envs, -1), np.full(self.num_envs, -1)
+        return np.array(as_numpy(self._worlds.seed)), np.array(as_numpy(self._worlds.number))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -162,17 +179,17 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         mask = self._reset_mask(options.get("reset_mask"))
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         # all checks come first: a refused reset changes nothing
-        if self._state is None and mask is not None:
+        if self._worlds is None and mask is not None:
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
         state = check_start(self.core, options, (self.num_envs,))
         seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
         if not isinstance(seed, Sequence):
             super().reset(seed=seed)
-        self._seeds[rows], self._numbers[rows] = seeds[rows], numbers[rows]
-        self._begin(rows, state)
-        tokens = self._observe(self._state)
-        self._facts = self._describe(self._state, tokens)
-        return tokens, self._info(self._array(np.isin(np.arange(self.num_envs), rows)))
+        self._begin(rows, seeds[rows], numbers[rows], state)
+        self._returns[rows] = 0.0
+        tokens = self._observe(self._worlds.state)
+        self._facts = self._describe(self._worlds.state, tokens)
+        return tokens, self._info(self._facts, self._array(np.isin(np.arange(self.num_envs), rows)))
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Play actions (B, 5), or (B,) integers: tokens (B, N, D), reward, terminated, truncated (B,), info.
@@ -181,26 +198,55 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_playing()
         actions = self._read(actions)
+        play_all = self._step_on_device if self._on_device else self._step_by_host
+        tokens, reward, terminated, truncated, info = play_all(actions[:, None] if self._squeeze else actions)
+        if self.render_mode is not None:
+            self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
+            self._returns[as_numpy(self._worlds.clock) == 0] = 0.0
+        return tokens, reward, terminated, truncated, info | self._info(self._facts)
+
+    def _step_by_host(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Play actions (B, n, ...), and reset those worlds that the host knows to have ended."""
         ended = self._ended()
-        if ended is not None and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise RuntimeError(f"worlds {ended.tolist()} have ended: reset them with options={{'reset_mask': ...}}")
-        self._state, self._clock, tokens, reward = self._advance(self._state, self._key, self._clock, actions)
+        self._refuse_ended(ended)
+        worlds = self._worlds
+        state, clock, tokens, reward = self._play(self._rules, worlds.state, worlds.key, worlds.clock, actions)
+        if self._squeeze:
+            tokens, reward = tokens[:, 0], reward[:, 0]
+        self._worlds = worlds._replace(state=state, clock=clock)
         self._steps_to_end -= 1
         if self.core.signal_moves or self.core.terminates:
-            self._facts = self._describe(self._state, tokens)
+            self._facts = self._describe(state, tokens)
         if ended is not None:
             tokens = self._restart(ended, tokens)
             reward = put_rows(reward, self._array(ended), 0.0)
-        terminated, truncated = judge(self.core, self.max_steps, self._time_limit, self._state, self._clock)
-        if self.render_mode is not None:
-            self._returns += as_numpy(reward).reshape(self.num_envs, -1)[:, 0]
+        terminated, truncated = judge(self._rules, self._worlds.state, self._worlds.clock)
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := self._ended()) is not None:
-            info = self._final(tokens, terminated | truncated)
+            info = self._final(tokens, terminated | truncated, self._facts)
             tokens = self._restart(ended, tokens)
-        if self.backend == "numpy":
-            reward = reward.astype(np.float64)
-        return tokens, reward, terminated, truncated, info | self._info()
+        return tokens, reward.astype(np.float64) if self.backend == "numpy" else reward, terminated, truncated, info
+
+    def _step_on_device(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Play actions (B, n, ...), and let the device reset worlds where some may have ended."""
+        mode = self.autoreset_mode
+        if mode is AutoresetMode.DISABLED:
+            self._refuse_ended(self._ended())
+        last = 1 if mode is AutoresetMode.SAME_STEP else 0
+        renews = mode is not AutoresetMode.DISABLED and (self.core.terminates or self._steps_to_end <= last)
+        shown = self._play_renewing(renews, actions)
+        self._steps_to_end -= 1
+        if renews:
+            self._steps_to_end = self.max_steps if self._in_step else 0
+        self._facts = shown.facts or self._facts
+        seen = [x[:, 0] if self._squeeze and x is not None else x for x in shown[:3]] + [*shown[3:5]]
+        if self._compile and self._copy:
+            seen = [x if x is None else x.clone() for x in seen]
+        tokens, reward, final_tokens, terminated, truncated = seen
+        info: dict[str, Any] = {}
+        if final_tokens is not None:
+            info = self._final(final_tokens, shown.terminated | shown.truncated, shown.final_facts)
+        return tokens, reward, terminated, truncated, info
 
     @property
     def worlds(self) -> Worlds:
@@ -210,17 +256,15 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             ValueError: on a GPU, if the game has too many levels to keep them there.
         """
         self._check_playing()
-        xp = namespace(self._clock)
-        if on_gpu(self._clock):
-            self.core.prepare(self._clock)
-        clock, key = (xp.asarray(x, copy=True) for x in (self._clock, self._key))
-        seeds, numbers = (self._array(x) for x in self.episodes)
-        return Worlds(self.state, clock, seeds, numbers, key)
+        _, *others = self._worlds
+        if on_gpu(self._worlds.clock):
+            self.core.prepare(self._worlds.clock)
+        return Worlds(self.state, *(namespace(x).asarray(x, copy=True) for x in others))
 
     @property
     def pure_step(self) -> Callable[[Worlds, Array], tuple[Worlds, Outcome]]:
         """The step as a pure function of worlds and actions, see `noisy_envs.shells.pure.pure_step`."""
-        return partial(pure_step, self.core, self.learners, self._cast, self.max_steps, self._time_limit)
+        return partial(pure_step, self._rules)
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Draw the first `render_envs` worlds: a tuple of images (H, W, 3) uint8."""
@@ -231,10 +275,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             from noisy_envs.render import Renderer
 
             self._renderer = Renderer(self.core, self.render_mode)
-        clocks = as_numpy(self._clock).tolist()
-        state = [as_numpy(field) for field in self._state]
+        clocks = as_numpy(self._worlds.clock).tolist()
+        state = type(self._worlds.state)._make(as_numpy(field) for field in self._worlds.state)
         return tuple(
-            self._renderer.draw(type(self._state)._make(x[i] for x in state), clocks[i], float(self._returns[i]))
+            self._renderer.draw(type(state)._make(x[i] for x in state), clocks[i], float(self._returns[i]))
             for i in range(min(self.num_envs, self.render_envs))
         )
 
@@ -246,7 +290,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def snapshot(self) -> dict[str, Any]:
         """Return arrays and numbers from which `restore` goes on exactly here, also in another process."""
         self._check_playing()
-        copies = [namespace(x).asarray(x, copy=True) for x in (self._key, self._clock)]
+        copies = [namespace(x).asarray(x, copy=True) for x in (self._worlds.key, self._worlds.clock)]
         return {
             "options": self._options(),
             "state": tuple(self.state),
@@ -268,14 +312,13 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         seeds, numbers = snapshot["episodes"]
         if len(seeds) != self.num_envs:
             raise ValueError(f"snapshot of {len(seeds)} worlds: must be of num_envs={self.num_envs}")
-        self._seeds, self._numbers = np.array(seeds), np.array(numbers)
-        self._begin(np.arange(self.num_envs))
-        taken = [self._array(np.array(as_numpy(x))) for x in (*snapshot["state"], *snapshot["arrays"])]
-        self._state = type(self._state)._make(taken[:-2])
-        self._key, self._clock = taken[-2:]
-        self._facts = self._describe(self._state, self._observe(self._state))
+        self._begin(np.arange(self.num_envs), np.array(seeds), np.array(numbers))
+        *fields, key, clock = (self._array(np.array(as_numpy(x))) for x in (*snapshot["state"], *snapshot["arrays"]))
+        state = type(self._worlds.state)._make(fields)
+        self._worlds = self._worlds._replace(state=state, key=key, clock=clock)
+        self._facts = self._describe(state, self._observe(state))
         self._returns = np.array(snapshot["returns"])
-        self._steps_to_end = self.max_steps - int(self._clock.max())
+        self._steps_to_end, self._in_step = self.max_steps - int(clock.max()), bool((clock == clock[0]).all())
 
     def _options(self) -> dict[str, str]:
         """Tell what worlds these are: the game and its options, functions by their names."""
@@ -288,24 +331,30 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the compiled step, which cannot be copied; it is made again when needed."""
-        return {**self.__dict__, "_step": None}
+        """Leave out compiled steps, which cannot be copied; they are made again when needed."""
+        return {**self.__dict__, "_steps": {}}
 
-    def _advance(self, state: Any, key: Array, clock: Array, actions: Array) -> tuple[Any, Array, Array, Array]:
-        """Play a step, compiled if asked for."""
-        inputs = self.core, self.learners, self._cast, state, key, clock, actions[:, None] if self._squeeze else actions
-        step = play
-        if self._compile:
-            if self._step is None:
-                import torch
+    def _play(self, *inputs: Any) -> Any:
+        """Play a step without resets, compiled if asked for."""
+        if not self._compile:
+            return play(*inputs)
+        if "play" not in self._steps:
+            self._steps["play"] = compiled(play, *inputs)
+        return self._steps["play"](*inputs)
 
-                play(*inputs)  # fills the core's cached properties: Python 3.11 locks them, which bars compiling
-                # a copy of the code: dynamo counts variants by code, and refuses the ninth
-                own = FunctionType(play.__code__.replace(), play.__globals__)
-                self._step = torch.compile(own, fullgraph=True)
-            step = self._step
-        state, clock, tokens, rewards = step(*inputs)
-        return (state, clock, tokens[:, 0], rewards[:, 0]) if self._squeeze else (state, clock, tokens, rewards)
+    def _play_renewing(self, renews: bool, actions: Array) -> Shown:
+        """Play a step that resets worlds on the device if `renews`; compiled, it overwrites what the last one gave."""
+        if renews not in self._steps:
+            fixed = self._rules, self.autoreset_mode, renews, self._lead
+            step: Callable[..., Any] = partial(renewing_step, *fixed)
+            if self._compile:
+                from noisy_envs.graphs import Recorded
+
+                whole = compiled(renewing_step, *fixed, self._worlds, actions)
+                step = Recorded(partial(in_place, partial(whole, *fixed)))
+            self._steps[renews] = step
+        self._worlds, shown = self._steps[renews](self._worlds, actions)
+        return shown
 
     def _observe(self, state: Any) -> Array:
         """Return what the learners see of worlds in `state`."""
@@ -327,39 +376,43 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
                 raise ValueError(f"seed={seed}: must be at most {MAX_SEED - self.num_envs} for {self.num_envs} worlds")
             given = np.full(self.num_envs, seed is not None)
             fresh = base + np.arange(self.num_envs)
-        anew = given | (self._seeds < 0)
-        numbers = np.where(anew, 0, self._numbers + 1) if number is None else np.full(self.num_envs, number)
-        return np.where(anew, fresh, self._seeds), numbers
+        old_seeds, old_numbers = self.episodes
+        anew = given | (old_seeds < 0)
+        numbers = np.where(anew, 0, old_numbers + 1) if number is None else np.full(self.num_envs, number)
+        return np.where(anew, fresh, old_seeds), numbers
 
-    def _begin(self, rows: np.ndarray, admitted: Any = None) -> None:
-        """Start the episodes `_seeds`, `_numbers` in the worlds `rows`."""
-        key = self._array(episode_key(self._seeds[rows], self._numbers[rows]))
+    def _begin(self, rows: np.ndarray, seeds: np.ndarray, numbers: np.ndarray, admitted: Any = None) -> None:
+        """Start the episodes of `seeds` and `numbers` (R,) in the worlds `rows` (R,)."""
+        key = self._array(episode_key(seeds, numbers))
         clock = namespace(key).zeros_like(key[:, 0])
+        self._on_device = on_gpu(key) and self._prepared(key)
         if admitted is None:
             state = self.core.initial(uniforms(key, clock, self.core.start_draws))
         else:
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
-        if len(rows) == self.num_envs:
-            self._state, self._key, self._clock = state, key, clock
-            self._returns = np.zeros(self.num_envs)
-        else:
-            places = self._array(rows)
-            fields = zip(self._state, state, strict=True)
-            self._state = type(state)._make(put_rows(old, places, new) for old, new in fields)
-            self._key, self._clock = put_rows(self._key, places, key), put_rows(self._clock, places, clock)
-            self._returns[rows] = 0.0
-        self._steps_to_end = self.max_steps - int(self._clock.max())
+        worlds = Worlds(state, clock, self._array(seeds), self._array(numbers), key)
+        self._in_step = len(rows) == self.num_envs
+        self._worlds = worlds if self._in_step else put_worlds(self._worlds, self._array(rows), worlds)
+        self._steps_to_end = self.max_steps - int(self._worlds.clock.max())
+
+    def _prepared(self, like: Array) -> bool:
+        """Tell whether the device can draw starting states by itself, and make it ready."""
+        try:
+            self.core.prepare(like)
+        except ValueError:
+            return False
+        return True
 
     def _restart(self, rows: np.ndarray, tokens: Array) -> Array:
         """Start the next episode in the worlds `rows`, and return `tokens` with their first observations."""
-        self._numbers[rows] += 1
-        self._begin(rows)
+        seeds, numbers = (x[rows] for x in self.episodes)
+        self._begin(rows, seeds, numbers + 1)
         if len(rows) == self.num_envs:
-            tokens = self._observe(self._state)
-            self._facts = self._describe(self._state, tokens)
+            tokens = self._observe(self._worlds.state)
+            self._facts = self._describe(self._worlds.state, tokens)
             return tokens
         places = self._array(rows)
-        state = type(self._state)._make(x[places] for x in self._state)
+        state = type(self._worlds.state)._make(x[places] for x in self._worlds.state)
         fresh = self._observe(state)
         self._facts = {
             name: put_rows(self._facts[name], places, fact) for name, fact in self._describe(state, fresh).items()
@@ -370,53 +423,43 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the rows of worlds whose episode is over, or None: known without asking the device where all last."""
         if self._steps_to_end > 0 and not self.core.terminates:
             return None
-        rows = np.flatnonzero(as_numpy(self._over()))
+        rows = np.flatnonzero(as_numpy(over(self._rules, self._worlds)))
         return rows if len(rows) else None
 
-    def _over(self) -> Array:
-        """Tell which worlds (B,) have ended."""
-        over = self._clock >= self.max_steps
-        return over | self.core.terminated(self._state) if self.core.terminates else over
+    def _refuse_ended(self, ended: np.ndarray | None) -> None:
+        if ended is not None and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise RuntimeError(f"worlds {ended.tolist()} have ended: reset them with options={{'reset_mask': ...}}")
 
     def _describe(self, state: Any, tokens: Array) -> dict[str, Array]:
-        """Return what `info` tells of R worlds and what they show, (R, N, D) or (R, n, N, D).
-
-        That is which tokens carry signal, their share of all that are not padding, and whether the goal is reached.
-        """
+        """Return what `info` tells of worlds in `state` and what they show."""
         xp = namespace(tokens)
-        mask = self.core.signal_mask(tokens)
-        lead = tokens.shape[: 1 if self._squeeze else 2]
-        masks = (xp.reshape(x, (*lead, -1)) for x in (mask, self.core.token_mask(tokens)))
-        signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in masks)
-        snr = xp.astype(signal, xp.float64 if self.backend == "numpy" else xp.float32) / present
-        return {"signal_mask": mask, "snr": snr} | (
-            {"is_success": self.core.success(state)} if self.core.terminates else {}
-        )
+        return describe(self.core, state, tokens, self._lead, xp.float64 if self.backend == "numpy" else xp.float32)
 
-    def _info(self, where: Array | None = None) -> dict[str, Any]:
-        """Lay out what there is to tell of the worlds `where`, or of all, as Gymnasium does."""
-        xp = namespace(self._clock)
+    def _info(self, facts: dict[str, Array], where: Array | None = None) -> dict[str, Any]:
+        """Lay out `facts` of the worlds `where`, or of all, as Gymnasium does."""
         info = {}
-        for name, fact in self._facts.items():
-            told = xp.asarray(fact, copy=True)
-            if where is not None:
-                told = told * xp.reshape(where, (-1, *[1] * (fact.ndim - 1)))
-            info[name] = told
-            info[f"_{name}"] = (
-                xp.ones_like(self._clock, dtype=xp.bool) if where is None else xp.asarray(where, copy=True)
-            )
+        for name, fact in facts.items():
+            info[name] = self._own(fact) if where is None else fact * _beside(where, fact)
+            info[f"_{name}"] = self._own(self._everywhere if where is None else where)
         return info
 
-    def _final(self, tokens: Array, ended: Array) -> dict[str, Any]:
+    @cached_property
+    def _everywhere(self) -> Array:
+        return self._array(np.ones(self.num_envs, np.bool_))
+
+    def _own(self, array: Array) -> Array:
+        """Return a copy for the user to keep, unless that is not asked for."""
+        return namespace(array).asarray(array, copy=True) if self._copy else array
+
+    def _final(self, tokens: Array, ended: Array, facts: dict[str, Array]) -> dict[str, Any]:
         """Lay out the last observations of the worlds `ended` as Gymnasium does, or densely on torch."""
         final_obs = tokens
         if self.backend == "numpy":
             final_obs = np.full(self.num_envs, None, dtype=object)
             for i in np.flatnonzero(ended):
                 final_obs[i] = tokens[i].copy()
-        ended, again, info_ended = (namespace(tokens).asarray(ended, copy=True) for _ in range(3))
-        final_info = self._info(info_ended)
-        return {"final_obs": final_obs, "_final_obs": ended, "final_info": final_info, "_final_info": again}
+        final_info = self._info(facts, ended)
+        return {"final_obs": final_obs, "_final_obs": ended, "final_info": final_info, "_final_info": self._own(ended)}
 
     def _array(self, array: np.ndarray) -> Array:
         """Move a NumPy array to the backend."""
@@ -457,7 +500,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             actions = actions.detach().float() if core.continuous_actions else actions.detach().long()
         if self.check_actions:
             self._check_values(actions)
-        if not core.continuous_actions:  # an unchecked number must not reach out of a table: a GPU would not recover
+        if (
+            not self._on_device and not core.continuous_actions
+        ):  # an unchecked number must not reach out of a table: a GPU would not recover
             actions = namespace(actions).clip(actions, 0, core.num_actions - 1)
         return actions
 
@@ -469,7 +514,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         else:
             good = (actions >= 0) & (actions < self.core.num_actions)
         good = xp.all(xp.reshape(good, (self.num_envs, -1)), axis=1)
-        if not bool(xp.all(good | self._over())):
+        if not bool(xp.all(good | over(self._rules, self._worlds))):
             bad = int(xp.argmin(xp.astype(good, xp.int64)))
             allowed = "finite numbers" if self.core.continuous_actions else f"from 0 to {self.core.num_actions - 1}"
             raise ValueError(f"action {actions[bad]} of world {bad}: must be {allowed}")
@@ -480,5 +525,37 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _check_playing(self) -> None:
         self._check_open()
-        if self._state is None:
+        if self._worlds is None:
             raise RuntimeError("no episode has begun: call reset() first")
+
+
+def compiled(function: Any, *inputs: Any) -> Any:
+    """Compile a function, after a call of it: that fills caches of the core, which Python 3.11 locks meanwhile."""
+    import torch
+
+    function(*inputs)
+    # a copy of the code: dynamo counts variants by code, and refuses the ninth
+    return torch.compile(FunctionType(function.__code__.replace(), function.__globals__), fullgraph=True)
+
+
+def in_place(step: Callable[..., Any], worlds: Worlds, actions: Array) -> tuple[Worlds, Shown]:
+    """Play a step whose worlds take the places of those before it, as a CUDA graph needs that is played again."""
+    after, shown = step(worlds, actions)
+    for old, new in zip((*worlds.state, *worlds[1:]), (*after.state, *after[1:]), strict=True):
+        if new is not old:  # what never changes is handed through
+            old.copy_(new)
+    return worlds, shown
+
+
+def put_worlds(worlds: Worlds, rows: Array, fresh: Worlds) -> Worlds:
+    """Return a copy of `worlds` in which `rows` (R,) are the worlds `fresh`."""
+
+    def put(old: Any, new: Any) -> Any:
+        return (put_rows(x, rows, y) for x, y in zip(old, new, strict=True))
+
+    return Worlds(type(worlds.state)._make(put(worlds.state, fresh.state)), *put(worlds[1:], fresh[1:]))
+
+
+def _beside(rows: Array, fact: Array) -> Array:
+    """Return `rows` (B,) with as many axes as `fact` (B, ...) has."""
+    return namespace(rows).reshape(rows, (-1, *[1] * (fact.ndim - 1)))
