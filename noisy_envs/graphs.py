@@ -21,7 +21,7 @@ class Recorded:
         """Wrap a function."""
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: Any = None
+        self._inputs: list[Any] = []
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
@@ -29,7 +29,7 @@ class Recorded:
         if self._graph is None:
             self._record(inputs)
         assert self._graph is not None
-        for own, given in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
+        for own, given in zip(self._inputs, tree_leaves(inputs), strict=True):
             if own is not None and own.data_ptr() != given.data_ptr():
                 own.copy_(given)
         self._graph.replay()
@@ -37,14 +37,15 @@ class Recorded:
 
     def _record(self, inputs: Any) -> None:
         """Warm up on copies of the inputs, on a stream of its own as CUDA asks, then record."""
-        self._inputs = tree_map(lambda x: None if x is None else x.clone(), inputs)
+        copies = tree_map(lambda x: None if x is None else x.clone(), inputs)
+        self._inputs = tree_leaves(copies)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
             with torch.cuda.stream(stream):
                 for _ in range(3):
-                    self._function(*self._inputs)
+                    self._function(*copies)
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._outputs = self._function(*self._inputs)
+                self._outputs = self._function(*copies)
