@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from noisy_envs.arrays import Array, namespace
+from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice, check_count, is_int
 from noisy_envs.randomness import MASK, MAX_SEED
@@ -84,6 +85,44 @@ def check_episode(number: Any) -> int | None:
         return None
     check_count("episode", number, minimum=0, may_be_range=False, maximum=MASK)
     return int(number)
+
+
+def next_episodes(
+    seed: int | Sequence[int | None] | None, number: int | None, old_seeds: np.ndarray, old_numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return seeds and numbers (B,) of the episodes that a reset of B worlds begins.
+
+    Args:
+        seed: of world 0, and world i takes seed + i; or one for each world. Worlds without go on with their own.
+        number: of the episodes, if it is not to follow from the seeds.
+        old_seeds: (B,) seeds so far, below 0 where there is none.
+        old_numbers: (B,) numbers of the last episodes.
+    """
+    num_envs = len(old_seeds)
+    if isinstance(seed, Sequence):
+        if len(seed) != num_envs:
+            raise ValueError(f"seed: {len(seed)} seeds given, must be num_envs={num_envs}")
+        given = np.array([one is not None for one in seed])
+        fresh = np.array([fresh_seed() if one is None else check_seed(one) for one in seed])
+    else:
+        base = fresh_seed() if seed is None else check_seed(seed)
+        if base > MAX_SEED - num_envs:
+            raise ValueError(f"seed={seed}: must be at most {MAX_SEED - num_envs} for {num_envs} worlds")
+        given = np.full(num_envs, seed is not None)
+        fresh = base + np.arange(num_envs)
+    anew = given | (old_seeds < 0)
+    numbers = np.where(anew, 0, old_numbers + 1) if number is None else np.full(num_envs, number)
+    return np.where(anew, fresh, old_seeds), numbers
+
+
+def check_reset_mask(mask: Any, num_envs: int) -> np.ndarray | None:
+    """Return the option `reset_mask`, bool (B,), which worlds to reset, or None where it is not given."""
+    if mask is None:
+        return None
+    array = as_numpy(mask)
+    if array.shape != (num_envs,) or array.dtype != np.bool_ or not array.any():
+        raise ValueError(f"reset_mask={mask!r}: must be bool ({num_envs},) with at least one True")
+    return array
 
 
 def driven(core: Core, learners: str, choices: tuple[str, ...]) -> slice:

@@ -16,16 +16,16 @@ from gymnasium.vector.utils import batch_space
 from noisy_envs.arrays import Array, as_numpy, namespace, put_rows
 from noisy_envs.cores import Core
 from noisy_envs.options import build, check_choice, check_count, check_flag
-from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
+from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registry import CORES
 from noisy_envs.shells.common import (
     action_space,
     casting,
     check_episode,
-    check_seed,
+    check_reset_mask,
     check_start,
     driven,
-    fresh_seed,
+    next_episodes,
     observation_box,
 )
 from noisy_envs.shells.pure import (
@@ -176,13 +176,13 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         options = options or {}
-        mask = self._reset_mask(options.get("reset_mask"))
+        mask = check_reset_mask(options.get("reset_mask"), self.num_envs)
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         # all checks come first: a refused reset changes nothing
         if self._worlds is None and mask is not None:
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
         state = check_start(self.core, options, (self.num_envs,))
-        seeds, numbers = self._next_episodes(seed, check_episode(options.get("episode")))
+        seeds, numbers = next_episodes(seed, check_episode(options.get("episode")), *self.episodes)
         if not isinstance(seed, Sequence):
             super().reset(seed=seed)
         self._begin(rows, seeds[rows], numbers[rows], state)
@@ -361,26 +361,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         tokens = self.core.observe(state, self.learners)
         return tokens[:, 0] if self._squeeze else tokens
 
-    def _next_episodes(
-        self, seed: int | Sequence[int | None] | None, number: int | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return seeds and numbers (B,) of the episodes that a reset of all worlds would begin."""
-        if isinstance(seed, Sequence):
-            if len(seed) != self.num_envs:
-                raise ValueError(f"seed: {len(seed)} seeds given, must be num_envs={self.num_envs}")
-            given = np.array([one is not None for one in seed])
-            fresh = np.array([fresh_seed() if one is None else check_seed(one) for one in seed])
-        else:
-            base = fresh_seed() if seed is None else check_seed(seed)
-            if base > MAX_SEED - self.num_envs:
-                raise ValueError(f"seed={seed}: must be at most {MAX_SEED - self.num_envs} for {self.num_envs} worlds")
-            given = np.full(self.num_envs, seed is not None)
-            fresh = base + np.arange(self.num_envs)
-        old_seeds, old_numbers = self.episodes
-        anew = given | (old_seeds < 0)
-        numbers = np.where(anew, 0, old_numbers + 1) if number is None else np.full(self.num_envs, number)
-        return np.where(anew, fresh, old_seeds), numbers
-
     def _begin(self, rows: np.ndarray, seeds: np.ndarray, numbers: np.ndarray, admitted: Any = None) -> None:
         """Start the episodes of `seeds` and `numbers` (R,) in the worlds `rows` (R,)."""
         key = self._array(episode_key(seeds, numbers))
@@ -468,14 +448,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-    def _reset_mask(self, mask: Any) -> np.ndarray | None:
-        if mask is None:
-            return None
-        array = as_numpy(mask)
-        if array.shape != (self.num_envs,) or array.dtype != np.bool_ or not array.any():
-            raise ValueError(f"reset_mask={mask!r}: must be bool ({self.num_envs},) with at least one True")
-        return array
 
     def _read(self, actions: Any) -> Array:
         """Return actions as an array of the backend, or raise."""

@@ -1,0 +1,160 @@
+"""Wrappers that make any Gymnasium environment one of tokens, with noise; `vector` has them for vector environments.
+
+A token is a row (value, role); `token_spec` of a wrapped environment names the roles, the query and the padding:
+
+    env = gymnasium.make("CartPole-v1")
+    env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 of noise
+
+`AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` take the project's own environments as well,
+and any other whose observations are tokens (N, D) that a `token_spec` describes.
+
+What is drawn follows from the seed, the number of the episode and of the step (and of the "marginal" noise, from what
+was shown since the seed): `reset(seed=s)` begins at episode 0, `reset()` goes on with the next one, and
+`reset(options={"episode": n})` begins at number n. World i of a vector wrapper seeded s is the single one seeded s + i.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+
+from noisy_envs.options import Count
+from noisy_envs.tokens import TokenSpec
+from noisy_envs.wrappers import tokens, vector
+from noisy_envs.wrappers.clock import Clock
+from noisy_envs.wrappers.stack import num_draws, spec_of
+
+__all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask", "vector"]
+
+ONE = np.zeros(1, np.int64)  # the only world
+FRESH = np.ones(1, np.bool_)
+
+
+class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Shows observations and info as a rule of `noisy_envs.wrappers.tokens` changes them."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], rule: tokens.Rule) -> None:
+        """Wrap an environment."""
+        super().__init__(env)
+        self.observation_space = rule.space
+        self._rule = rule
+        self._clock = Clock(1, num_draws(env))
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """What the tokens mean."""
+        return self._rule.spec
+
+    @property
+    def num_draws(self) -> int:
+        """How many layers draw numbers, this one included."""
+        return self._clock.depth + self._rule.draws
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode, or the first one of `seed`: an observation, info."""
+        start = self._clock.plan([seed], options if self._rule.draws else None)
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._clock.begin(start)
+        self._rule.forget(start.rows[start.anew])
+        return self._show(observation, info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Play an action: an observation, reward, terminated, truncated, info."""
+        self._clock.check_begun()
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._clock.steps += 1
+        observation, info = self._show(observation, info)
+        return observation, reward, terminated, truncated, info
+
+    def _show(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        signal = info.get("signal_mask")
+        batch = self._rule.batch([observation])
+        shown, facts = self._rule.show(batch, None if signal is None else signal[None], self._clock.moment(ONE, FRESH))
+        told = {name: fact[0] if fact.ndim > 1 else float(fact[0]) for name, fact in facts.items()}
+        return tokens.one(shown, 0), info | told
+
+
+class TokenizeObservation(TokenWrapper):
+    """Turns a flat observation into tokens (1 + F, 2): rows (value, role), the role telling which feature it is.
+
+    The first token is the constant 0, 0, the query for AdaPool. The features follow, in the order of
+    `gymnasium.spaces.flatten`: discrete parts are one-hot. Bounds and values become float32. `info` gets `signal_mask`,
+    bool (1 + F,), all True (the query counts as signal, as the own token does in our games), and `snr`, 1.0.
+
+    Args:
+        env: of any flat observation: a Box of one axis, Discrete, MultiBinary or the like, or a Dict or Tuple of them.
+        squash: show features without a finite bound as their tanh, from −1 to 1; otherwise they stay unbounded.
+
+    Raises:
+        ValueError: the space has an image or a part of no fixed length, which is named.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
+        """Wrap an environment; see the class."""
+        RecordConstructorArgs.__init__(self, squash=squash)
+        super().__init__(env, tokens.Tokenize(env.observation_space, squash))
+
+
+class AddNoiseTokens(TokenWrapper):
+    """Adds tokens that say nothing, of a role of their own: tokens (N + M, D) for (N, D).
+
+    The role is "noise" of `token_spec`, that of the game's own noise where it has some; in games without roles noise
+    differs by its values alone. `info` has `signal_mask`, bool (N + M,), and `snr`, the share of signal among the
+    tokens that are not padding. Before it, all tokens are signal but padding, unless `info` says otherwise.
+
+    Args:
+        env: of observations that are tokens.
+        num_noise: M, or a range (low, high): then the number is drawn for each episode, and padding fills up to high.
+        distribution: of each value: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from −`scale` to
+            `scale`), or "marginal": `scale` times the values of a token that carried signal in this world since the
+            last seed, itself drawn from a sample of 64 steps.
+        scale: in the units of the values.
+        frozen: draw values and places once an episode; otherwise anew in each step.
+        shuffle: give all tokens but the query random places; otherwise noise follows the others.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        num_noise: Count,
+        distribution: str = "gaussian",
+        scale: float = 1.0,
+        frozen: bool = False,
+        shuffle: bool = True,
+    ) -> None:
+        """Wrap an environment; see the class."""
+        RecordConstructorArgs.__init__(
+            self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
+        )
+        rule = tokens.AddNoise(env.observation_space, spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        super().__init__(env, rule)
+
+
+class ShuffleTokens(TokenWrapper):
+    """Gives all tokens (N, D) but the query random places in each step, and `signal_mask` in `info` the same."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Wrap an environment of tokens."""
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env, tokens.Shuffle(env.observation_space, spec_of(env)))
+
+
+class TokensAndMask(TokenWrapper):
+    """Shows a dictionary: `tokens` (N, D) float32, and `mask` bool (N,), False for padding."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Wrap an environment of tokens."""
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env, tokens.Mask(env.observation_space, spec_of(env)))
+
+
+class FlattenTokens(TokenWrapper):
+    """Shows the tokens (N, D) as one vector (N · D,), row after row; `token_spec` still describes the rows."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Wrap an environment of tokens."""
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env, tokens.Flatten(env.observation_space, spec_of(env)))

@@ -1,0 +1,431 @@
+"""The rules of the wrappers, over batches of observations: a single environment is a batch of one.
+
+`B` is the number of worlds, `R` of those looked at, `N` of tokens, `D` of features, of which `V` are values (all but
+the role, where there is one), `M` of noise tokens. Nothing here knows Gymnasium's clock or its layout of `info`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.options import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
+from noisy_envs.randomness import STREAM, uniforms
+from noisy_envs.tokens import TokenSpec
+from noisy_envs.wrappers.clock import Moment
+
+DISTRIBUTIONS = ("gaussian", "uniform", "marginal")
+TALLEST = math.sqrt(48 * math.log(2))  # standard deviations: a uniform number of 24 bits gives no larger Gaussian
+MEMORY = 64  # steps that the marginal remembers of a world
+Facts = dict[str, Array]  # what `info` tells of R worlds: "signal_mask" bool (R, N), "snr" (R,)
+
+
+class Rule(Protocol):
+    """What a wrapper does to observations."""
+
+    space: Any  # of one observation that the rule gives
+    spec: TokenSpec
+    draws: bool  # whether chance has a part
+
+    def batch(self, observations: list[Any]) -> Any:
+        """Put observations of R single worlds together as `show` takes them."""
+
+    def read(self, observations: Any) -> Any:
+        """Return observations of a vector environment as `show` takes them."""
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Drop what is remembered of worlds (R,), which begin with a new seed."""
+
+    def show(self, observations: Any, signal: Array | None, moment: Moment | None) -> tuple[Any, Facts]:
+        """Change observations of R worlds, whose tokens `signal`, bool (R, N), carry signal, where this is known."""
+
+
+class Tokenize:
+    """Turn each number of a flat observation into a token: its value, and which feature it is."""
+
+    draws = False
+
+    def __init__(self, space: spaces.Space[Any], squash: bool) -> None:
+        """Prepare for observations of `space`.
+
+        Raises:
+            ValueError: they cannot be flattened to a vector of fixed length.
+        """
+        check_flag("squash", squash)
+        names = feature_names(space)
+        if len(set(names)) < len(names):
+            raise ValueError(f"{space}: two features have one name, in {', '.join(names)}")
+        flat = spaces.flatten_space(space)
+        assert isinstance(flat, spaces.Box)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+            low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
+        self.squashed = ~np.isfinite(low) | ~np.isfinite(high) if squash else np.zeros(low.shape, np.bool_)
+        self.bounds = tuple(np.where(self.squashed, np.tanh(bound), bound) for bound in (low, high))
+        roles = {"query": 0} | {name: number for number, name in enumerate(names, start=1)}
+        self.spec = TokenSpec(len(roles), ("value", "role"), roles, padded=False)
+        self.roles = np.arange(len(roles), dtype=np.float32)  # (N,)
+        rows = [np.stack([np.append(np.float32(0), bound), self.roles], axis=1) for bound in self.bounds]
+        self.space = spaces.Box(*rows, dtype=np.float32)
+        self.source, self.sources = space, batch_space(space, 1)
+
+    def batch(self, observations: list[Any]) -> np.ndarray:
+        """Flatten observations one by one: (R, F)."""
+        return np.stack([spaces.flatten(self.source, one) for one in observations])
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Remember nothing."""
+
+    def read(self, observations: Any) -> np.ndarray:
+        """Flatten what a vector environment gives: (R, F)."""
+        if hasattr(observations, "detach"):
+            raise TypeError(f"observations: {type(observations)}: must be NumPy arrays")
+        if isinstance(self.source, spaces.Box) and len(self.source.shape) == 1:
+            return np.asarray(observations)
+        return self.batch(list(iterate(self.sources, observations)))
+
+    def show(self, values: Any, signal: Array | None, moment: Moment | None) -> tuple[np.ndarray, Facts]:
+        """Turn values (R, F) into tokens (R, 1 + F, 2): the query 0, 0, and then the features; all count as signal."""
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+        if self.squashed.any():
+            values = np.where(self.squashed, np.clip(np.tanh(values), *self.bounds), values)
+        tokens = np.zeros((len(values), len(self.roles), 2), np.float32)
+        tokens[:, 1:, 0] = values
+        tokens[:, :, 1] = self.roles
+        return tokens, {"signal_mask": np.ones(tokens.shape[:2], np.bool_), "snr": np.ones(len(tokens))}
+
+
+class TokenRule:
+    """What the rules share that change tokens."""
+
+    draws = False
+
+    def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
+        """Check that observations of `space` are the tokens (N, D) that `spec` describes."""
+        shape = spec.num_tokens, spec.num_features
+        if not isinstance(space, spaces.Box) or space.shape != shape:
+            raise ValueError(f"{space}: must be a Box of one agent's tokens {shape}")
+        self.low, self.high = space.low, space.high  # (N, D)
+        self.spec = spec
+
+    def batch(self, observations: list[Any]) -> np.ndarray:
+        """Stack tokens (N, D) to (R, N, D)."""
+        return np.stack(observations)
+
+    def read(self, observations: Any) -> Any:
+        """Return tokens (R, N, D) as they are."""
+        return observations
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Remember nothing."""
+
+
+class Mask(TokenRule):
+    """Show tokens beside the mask of those that are not padding."""
+
+    def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
+        """Prepare for tokens of `spec`."""
+        super().__init__(space, spec)
+        mask = spaces.Box(0, 1, (spec.num_tokens,), np.bool_)
+        self.space = spaces.Dict({"tokens": spaces.Box(self.low, self.high, dtype=np.float32), "mask": mask})
+
+    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[dict[str, Array], Facts]:
+        """Return copies of the tokens (R, N, D), and the mask, bool (R, N)."""
+        return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": present(self.spec, tokens)}, {}
+
+
+class Flatten(TokenRule):
+    """Show tokens as one vector."""
+
+    def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
+        """Prepare for tokens of `spec`."""
+        super().__init__(space, spec)
+        self.space = spaces.Box(self.low.ravel(), self.high.ravel(), dtype=np.float32)
+
+    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+        """Return tokens (R, N, D) as (R, N · D), row after row."""
+        xp = namespace(tokens)
+        return xp.reshape(xp.asarray(tokens, copy=True), (len(tokens), -1)), {}
+
+
+class Shuffle(TokenRule):
+    """Give tokens new places in each step; the query keeps its own."""
+
+    draws = True
+
+    def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
+        """Prepare for tokens of `spec`."""
+        super().__init__(space, spec)
+        self.space = spaces.Box(*anywhere(self.low, self.high, spec.query), dtype=np.float32)
+
+    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+        """Return tokens (R, N, D) in another order, and the signal's mask in the same."""
+        assert moment is not None
+        (u,) = drawn(moment.key, moment.step, (self.spec.num_tokens - 1,), tokens)
+        tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
+        return tokens, {} if signal is None else {"signal_mask": signal}
+
+
+class AddNoise(TokenRule):
+    """Put noise tokens behind the others, and perhaps give all new places."""
+
+    draws = True
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        spec: TokenSpec,
+        num_worlds: int,
+        num_noise: Count,
+        distribution: str,
+        scale: float,
+        frozen: bool,
+        shuffle: bool,
+    ) -> None:
+        """Prepare for tokens of `spec` in `num_worlds` worlds."""
+        super().__init__(space, spec)
+        num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
+        check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
+        check_choice("distribution", distribution, DISTRIBUTIONS)
+        check_number("scale", scale, above=0)
+        check_flag("frozen", frozen)
+        check_flag("shuffle", shuffle)
+        self.num_noise, self.distribution, self.scale = num_noise, distribution, scale
+        self.frozen, self.shuffle = frozen, shuffle
+        self.num_worlds = num_worlds
+        self.most = highest(num_noise)
+        self.varies = lowest(num_noise) < self.most
+        self.values = spec.num_features - bool(spec.roles)  # V
+        self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
+        roles = spec.roles | {"noise": self.role} if spec.roles else {}
+        self.inner = spec
+        self.spec = dataclasses.replace(
+            spec, num_tokens=spec.num_tokens + self.most, roles=roles, padded=spec.padded or self.varies
+        )
+        low, high = self._noise_bounds()
+        bounds = np.concatenate([self.low, low]), np.concatenate([self.high, high])
+        self.space = spaces.Box(*(anywhere(*bounds, spec.query) if shuffle else bounds), dtype=np.float32)
+        self.history = History(num_worlds, spec.num_tokens, self.values) if distribution == "marginal" else None
+        self.kept: Array | None = None  # (B, M, V) noise of the episode, which is frozen
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Drop what the worlds (R,) have shown so far."""
+        if self.history is not None:
+            self.history.seen[rows] = 0
+
+    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+        """Return tokens (R, N + M, D), the mask of those that carry signal and their share of all but padding."""
+        assert moment is not None
+        xp = namespace(tokens)
+        if signal is None:
+            signal = present(self.inner, tokens)
+        noise = self._noise(tokens, signal, moment)
+        tokens = xp.concat([tokens, noise], axis=1)
+        signal = xp.concat([signal, xp.zeros_like(noise[..., 0], dtype=xp.bool)], axis=1)
+        if self.shuffle:
+            when = 0 * moment.step if self.frozen else moment.step
+            _, u = drawn(moment.key, when, (0, self.spec.num_tokens - 1), tokens)
+            tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
+        real = xp.float64 if xp is np else xp.float32  # as our vector environments have it
+        number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, present(self.spec, tokens)))
+        return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
+
+    def _noise(self, tokens: Array, signal: Array, moment: Moment) -> Array:
+        """Draw the noise tokens (R, M, D)."""
+        xp = namespace(tokens)
+        size = len(tokens), self.most, self.values
+        when = 0 * moment.step if self.frozen else moment.step
+        if self.history is not None:
+            values = self._remembered(tokens, signal, moment)
+        elif self.distribution == "gaussian":
+            (u,) = drawn(moment.key, when, (2 * self.most * self.values,), tokens)
+            values = xp.reshape(gaussian(u), size)
+        else:
+            (u,) = drawn(moment.key, when, (self.most * self.values,), tokens)
+            values = xp.reshape(2 * u - 1, size)
+        values = values * self.scale
+        if self.inner.roles:
+            noise = xp.concat([values, xp.full_like(values[..., :1], self.role)], axis=-1)
+        else:  # a marker must not be taken for padding
+            noise, marker = values, values[..., self.inner.marker]
+            noise[..., self.inner.marker] = xp.where(marker == self.inner.padding, xp.zeros_like(marker), marker)
+        if self.varies:
+            *_, u = drawn(moment.key, 0 * moment.step, (0, 0, 0, 1), tokens)
+            number = lowest(self.num_noise) + xp.floor(u * (1 + self.most - lowest(self.num_noise)))  # (R, 1)
+            absent = xp.arange(self.most, device=u.device) >= number
+            noise = xp.where(absent[..., None], self._padding_row(noise), noise)
+        return noise
+
+    def _remembered(self, tokens: Array, signal: Array, moment: Moment) -> Array:
+        """Add what the worlds show to their history, and draw values (R, M, V) from it."""
+        assert self.history is not None
+        history, inner = self.history, self.inner
+        if inner.roles.get("query") is not None:  # a constant is no feature
+            signal = signal & (tokens[..., inner.marker] != inner.roles["query"])
+        values = tokens[..., : inner.marker] if inner.roles else tokens
+        *_, u = drawn(moment.key, moment.step, (0, 0, 1), tokens)
+        history.learn(moment.rows, moment.fresh, values, signal, u[:, 0])
+        when = 0 * moment.step if self.frozen else moment.step
+        (u,) = drawn(moment.key, when, (2 * self.most,), tokens)
+        found = history.draw(moment.rows, u)
+        if not self.frozen:
+            return found
+        if self.kept is None:
+            shape = self.num_worlds, self.most, self.values
+            self.kept = namespace(found).zeros(shape, dtype=found.dtype, device=found.device)
+        starts = np.flatnonzero(moment.fresh & (moment.step == 0))
+        self.kept[moved(moment.rows[starts], found)] = found[moved(starts, found)]
+        return self.kept[moved(moment.rows, found)]
+
+    def _padding_row(self, like: Array) -> Array:
+        """Return the token (D,) of an empty place: zeros and the marker, as the particle games have it."""
+        row = namespace(like).zeros_like(like[0, 0])
+        if not self.inner.roles:
+            row = row + self.inner.padding  # as BoxWorld has it
+        row[self.inner.marker] = self.inner.padding
+        return row
+
+    def _noise_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and highest values (M, D) of noise."""
+        if self.distribution == "marginal":
+            low, high = (self.scale * bound[:, : self.values] for bound in (self.low, self.high))
+            low, high = np.minimum(low.min(axis=0), 0), np.maximum(high.max(axis=0), 0)  # 0 where nothing was seen
+        else:
+            size = self.scale * (TALLEST if self.distribution == "gaussian" else 1.0)
+            high = np.full(self.values, size * (1 + 1e-6))  # what is computed in float32 is rounded
+            low = -high
+        if self.inner.roles:
+            low, high = np.append(low, self.role), np.append(high, self.role)
+        if self.varies:
+            row = self._padding_row(low[None, None])
+            low, high = np.minimum(low, row), np.maximum(high, row)
+        return tuple(np.tile(bound.astype(np.float32), (self.most, 1)) for bound in (low, high))  # type: ignore[return-value]
+
+
+class History:
+    """What the signal has shown so far: of each of B worlds a uniform sample of its steps, with the tokens in them.
+
+    Noise drawn from it has the signal's distribution itself, not only its mean and deviation: a drawn token is one
+    that carried signal once, all its values together, so that neither a feature nor a pair of them tells it apart by
+    scale. It is sampled from all steps since the seed (Vitter's algorithm R, a step being one item) and not from the
+    last ones, since these would let noise tell of the episode in play.
+    """
+
+    def __init__(self, num_worlds: int, num_tokens: int, num_values: int) -> None:
+        """Begin with nothing."""
+        self.shape = num_worlds, MEMORY, num_tokens, num_values
+        self.seen = np.zeros(num_worlds, np.int64)  # steps that had signal
+        self.sizes = np.zeros(self.shape[:2], np.int64)  # signal tokens of a step
+        self.values: Any = None  # those first, made when the first tokens tell library and device
+
+    def learn(self, rows: np.ndarray, fresh: np.ndarray, values: Array, signal: Array, u: Array) -> None:
+        """Add the values (R, N, V) of one step, of tokens `signal` (R, N), in the worlds that are `fresh`."""
+        xp = namespace(values)
+        if self.values is None:
+            self.values = xp.zeros(self.shape, dtype=values.dtype, device=values.device)
+        sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
+        fresh = fresh & (sizes > 0)
+        seen = self.seen[rows]
+        place = np.where(seen < MEMORY, seen, np.floor(as_numpy(u).astype(np.float64) * (seen + 1)).astype(np.int64))
+        kept = np.flatnonzero(fresh & (place < MEMORY))
+        order = xp.argsort(xp.astype(~signal, xp.int64), axis=1, stable=True)
+        first = xp.take_along_axis(values, order[..., None], axis=1)
+        self.values[moved(rows[kept], values), moved(place[kept], values)] = first[moved(kept, values)]
+        self.sizes[rows[kept], place[kept]] = sizes[kept]
+        self.seen[rows] += fresh
+
+    def draw(self, rows: np.ndarray, u: Array) -> Array:
+        """Draw tokens' values (R, M, V) by uniforms (R, 2 M): a step of the sample, and a token of it."""
+        u_step, u_token = np.split(as_numpy(u).astype(np.float64), 2, axis=1)
+        step = np.floor(u_step * np.minimum(self.seen[rows], MEMORY)[:, None]).astype(np.int64)
+        token = np.floor(u_token * self.sizes[rows[:, None], step]).astype(np.int64)
+        index = (rows[:, None] + 0 * step, step, token)
+        return self.values[tuple(moved(i, u) for i in index)]
+
+
+def feature_names(space: spaces.Space[Any]) -> list[str]:
+    """Name the numbers of the flat space, as `position[0]`, `inner.mode[2]`, or `feature[0]` where there is but one.
+
+    Raises:
+        ValueError: naming the space that is an image, or has no fixed length.
+    """
+    return _names(space, "", space)
+
+
+def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> list[str]:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return [one for key, part in parts for one in _names(part, f"{name}.{key}" if name else str(key), whole)]
+    where = f"{space} in {whole}" if name else f"{space}"
+    if not space.is_np_flattenable:
+        raise ValueError(f"{where}: cannot be flattened to a Box of fixed length")
+    if isinstance(space, spaces.Box) and len(space.shape) > 1:
+        hint = "gymnasium.wrappers.FlattenObservation makes each number a feature"
+        raise ValueError(f"{where}: a Box of shape {space.shape} must have one axis; {hint}")
+    return [f"{name or 'feature'}[{i}]" for i in range(spaces.flatdim(space))]
+
+
+def present(spec: TokenSpec, tokens: Array) -> Array:
+    """Tell tokens (R, N, D) from padding, bool (R, N); where there is none, the marker is a value like others."""
+    if spec.padded:
+        mask: Array = spec.mask(tokens)
+        return mask
+    return namespace(tokens).ones_like(tokens[..., 0], dtype=namespace(tokens).bool)
+
+
+def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds (N, D) of tokens that may take each other's places, all but the query."""
+    others = np.arange(len(low)) != query
+    low, high = low.copy(), high.copy()
+    if others.any():
+        low[others], high[others] = low[others].min(axis=0), high[others].max(axis=0)
+    return low, high
+
+
+def drawn(key: np.ndarray, counter: np.ndarray, counts: tuple[int, ...], like: Array) -> tuple[Array, ...]:
+    """Draw uniforms (R, count), float32 for each of `counts`, in the library and on the device of `like`."""
+    return uniforms(moved(key, like), moved(counter, like), counts)
+
+
+def gaussian(u: Array) -> Array:
+    """Turn uniforms (R, 2 n) into normal numbers (R, n), by the method of Box and Muller."""
+    xp = namespace(u)
+    half = u.shape[1] // 2
+    radius = xp.sqrt(-2 * xp.log(1 - u[:, :half]))  # 1 − u is from 2**−24 to 1
+    return radius * xp.cos(2 * math.pi * u[:, half:])
+
+
+def places(u: Array, query: int) -> Array:
+    """Return which token comes to each place (R, N), by uniforms (R, N − 1); `query` stays."""
+    xp = namespace(u)
+    order = xp.argsort(u, axis=1, stable=True)
+    order = order + (order >= query)
+    own = xp.full((len(u), 1), query, dtype=order.dtype, device=u.device)
+    return xp.concat([order[:, :query], own, order[:, query:]], axis=1)
+
+
+def permuted(order: Array, tokens: Array, signal: Array | None) -> tuple[Array, Array | None]:
+    """Return tokens (R, N, D) and their mask (R, N) in the order (R, N)."""
+    xp = namespace(tokens)
+    tokens = xp.take_along_axis(tokens, order[..., None], axis=1)
+    return tokens, None if signal is None else xp.take_along_axis(signal, order, axis=1)
+
+
+def one(shown: Any, i: int) -> Any:
+    """Return observation i of a batch, an array (R, ...) or a dictionary of such, as an array of its own."""
+    if isinstance(shown, dict):
+        return {name: part[i].copy() for name, part in shown.items()}
+    return shown[i].copy()
+
+
+def moved(array: np.ndarray, like: Array) -> Array:
+    """Return a NumPy array in the library and on the device of `like`."""
+    if isinstance(like, np.ndarray):
+        return array
+    return namespace(like).asarray(array, device=like.device)
