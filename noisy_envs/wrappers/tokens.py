@@ -70,13 +70,14 @@ class Tokenize:
         roles = {"query": 0} | {name: number for number, name in enumerate(names, start=1)}
         self.spec = TokenSpec(len(roles), ("value", "role"), roles, padded=False)
         self.roles = np.arange(len(roles), dtype=np.float32)  # (N,)
-        rows = [np.stack([np.append(np.float32(0), bound), self.roles], axis=1) for bound in self.bounds]
-        self.space = spaces.Box(*rows, dtype=np.float32)
+        low, high = (np.stack([np.append(np.float32(0), bound), self.roles], axis=1) for bound in self.bounds)
+        self.space = spaces.Box(low, high, dtype=np.float32)
         self.source, self.sources = space, batch_space(space, 1)
 
     def batch(self, observations: list[Any]) -> np.ndarray:
         """Flatten observations one by one: (R, F)."""
-        return np.stack([spaces.flatten(self.source, one) for one in observations])
+        flat: list[Any] = [spaces.flatten(self.source, one) for one in observations]
+        return np.stack(flat)
 
     def forget(self, rows: np.ndarray) -> None:
         """Remember nothing."""
@@ -132,7 +133,8 @@ class Mask(TokenRule):
     def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
         """Prepare for tokens of `spec`."""
         super().__init__(space, spec)
-        mask = spaces.Box(0, 1, (spec.num_tokens,), np.bool_)
+        truth: Any = np.bool_  # which Box takes, though its types do not say so
+        mask = spaces.Box(0, 1, (spec.num_tokens,), truth)
         self.space = spaces.Dict({"tokens": spaces.Box(self.low, self.high, dtype=np.float32), "mask": mask})
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[dict[str, Array], Facts]:

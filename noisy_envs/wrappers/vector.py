@@ -55,7 +55,7 @@ class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstruct
         """How many layers draw numbers, this one included."""
         return self._clock.depth + self._rule.draws
 
-    def reset(  # type: ignore[override]  # a list of seeds is what Gymnasium's own take, though its base class does not
+    def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start the next episodes, or the first ones of `seed`, of all worlds or of `options["reset_mask"]`."""

@@ -1,0 +1,1024 @@
+"""Wrappers: tokens and noise for any environment, single or vector, the same to the bit in both."""
+
+import copy
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import assert_same, draw_actions, play, still, to_backend
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from noisy_envs import wrappers
+from noisy_envs.arrays import as_numpy
+from noisy_envs.wrappers import vector
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum value is"),  # CartPole's own
+    pytest.mark.filterwarnings("ignore:.*is not within the observation space"),  # so are its last steps, seldom
+]
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+
+
+class Walk(gymnasium.Env[dict[str, Any], Any]):
+    """A walk on a line that ends at ±1, seen as a dictionary with discrete parts, in float64."""
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(3)
+        inner = spaces.Dict({"speed": spaces.Box(-np.inf, np.inf, (), np.float64)})
+        place = spaces.Box(-2.0, 2.0, (2,), np.float64)
+        self.observation_space = spaces.Dict({"inner": inner, "mode": spaces.Discrete(3, start=5), "place": place})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.last = self.np_random.uniform(-0.5, 0.5, 2), 0
+        return self._see(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.last = int(action)
+        self.place = self.place + 0.2 * (self.last - 1) + self.np_random.uniform(-0.1, 0.1, 2)
+        ended = bool((abs(self.place) > 1).any())
+        return self._see(), 1.0, ended, False, {}
+
+    def _see(self) -> dict[str, Any]:
+        speed = {"speed": np.array(self.place.sum())}
+        return {"inner": speed, "mode": np.int64(5 + self.last), "place": self.place.copy()}
+
+
+gymnasium.register("tests/Walk-v0", Walk)
+
+FLAT = {"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1", "dict": "tests/Walk-v0"}
+TAG = "noisy_envs/SimpleTag-1v3v4-v0"
+BASES = FLAT | {"tag": TAG}
+
+# what is put around tokens, given the module of wrappers
+STACKS: dict[str, Callable[[Any, Any], Any]] = {
+    "tokens": lambda _, env: env,
+    "gaussian": lambda w, env: w.AddNoiseTokens(env, 4),
+    "range": lambda w, env: w.AddNoiseTokens(env, (0, 5), "uniform", 2.0),
+    "unshuffled": lambda w, env: w.AddNoiseTokens(env, (2, 4), "gaussian", 0.1, shuffle=False),
+    "frozen": lambda w, env: w.AddNoiseTokens(env, (1, 4), frozen=True),
+    "marginal": lambda w, env: w.AddNoiseTokens(env, 5, "marginal"),
+    "marginal-frozen": lambda w, env: w.AddNoiseTokens(env, (1, 6), "marginal", 0.5, frozen=True),
+    "shuffle": lambda w, env: w.ShuffleTokens(env),
+    "mask": lambda w, env: w.TokensAndMask(w.AddNoiseTokens(env, (0, 3))),
+    "flatten": lambda w, env: w.FlattenTokens(w.AddNoiseTokens(env, (0, 3), "marginal")),
+    "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
+}
+CASES = [
+    (base, stack)
+    for base in BASES
+    for stack in STACKS
+    if (base, stack) != ("tag", "tokens")  # no wrapper at all
+]
+DRAWING = [case for case in CASES if case[1] != "tokens"]
+each_case = pytest.mark.parametrize(("base", "stack"), CASES)
+each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
+each_base = pytest.mark.parametrize("base", BASES)
+each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+each_seed = pytest.mark.parametrize("seed", [0, 1])
+
+
+def tokens_of(module: Any, base: str, env: Any) -> Any:
+    """Make an environment one of tokens, where it is not."""
+    return env if base == "tag" else module.TokenizeObservation(env)
+
+
+def single(base: str, stack: str = "tokens", **options: Any) -> Any:
+    return STACKS[stack](wrappers, tokens_of(wrappers, base, gymnasium.make(BASES[base], **options)))
+
+
+def around(base: str, stack: str, envs: Any) -> Any:
+    """Put the vector wrappers of a stack around vector environments."""
+    return STACKS[stack](vector, tokens_of(vector, base, envs))
+
+
+def sync(base: str, num_envs: int = 3, mode: AutoresetMode = NEXT_STEP, steps: int = 9, kind: str = "sync") -> Any:
+    given: dict[str, Any] = {"vector_kwargs": {"autoreset_mode": mode}} if kind != "vector_entry_point" else {}
+    return gymnasium.make_vec(BASES[base], num_envs, kind, max_episode_steps=steps, **given)
+
+
+def of_singles(base: str, stack: str, num_envs: int = 3, mode: AutoresetMode = NEXT_STEP, steps: int = 9) -> Any:
+    """Make Gymnasium's vector of single environments, each wrapped for itself."""
+    makes = [lambda: single(base, stack, max_episode_steps=steps)] * num_envs
+    return gymnasium.vector.SyncVectorEnv(makes, autoreset_mode=mode)
+
+
+def playing(envs: Any, steps: int, seed: Any = 0, backend: str = "numpy") -> Iterator[Any]:
+    """Play vector environments; in mode DISABLED reset those that ended, and now and then another."""
+    yield envs.reset(seed=seed)
+    chance = np.random.default_rng(5)
+    for action in draw_actions(envs.action_space, steps, 3):
+        result = envs.step(to_backend(action, backend))
+        yield result
+        if envs.metadata["autoreset_mode"] is DISABLED:
+            mask = as_numpy(result[2]) | as_numpy(result[3]) | (chance.random(envs.num_envs) < 0.05)
+            if mask.any():
+                yield envs.reset(options={"reset_mask": mask})
+
+
+def arrays_in(result: Any) -> list[np.ndarray]:
+    """Return the arrays in nested containers."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        return [array for item in result for array in arrays_in(item)]
+    if getattr(result, "dtype", None) == np.object_:
+        return [result, *arrays_in(result.tolist())]
+    return [result] if isinstance(result, np.ndarray) else []
+
+
+def noise_of(env: Any, tokens: np.ndarray) -> np.ndarray:
+    """Return the noise among tokens (N, D)."""
+    return tokens[tokens[:, -1] == env.token_spec.roles["noise"]]
+
+
+def noise_over(env: Any, steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Play, and return the values of noise and of signal, but the query's, (n, V) each."""
+    seen = [result[0] for result in play(env, draw_actions(env.action_space, steps), seed=seed)]
+    rows = np.concatenate([tokens[1:] for tokens in seen])
+    is_noise = rows[:, -1] == env.token_spec.roles["noise"]
+    return rows[is_noise, :-1], rows[~is_noise & (rows[:, -1] != env.token_spec.padding), :-1]
+
+
+# C09, C37: episodes are as long as without the wrappers
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+@each_case
+def test_episodes_end_at_the_limit(base: str, stack: str, limit: int) -> None:
+    if base == "dict" and limit == 7:
+        pytest.skip("its walk may end before")
+    env = single(base, stack, max_episode_steps=limit)
+    for seed in (0, None):
+        env.reset(seed=seed)
+        ends = [env.step(action)[2:4] for action in draw_actions(env.action_space, limit)]
+        assert ends == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "vector_entry_point"])
+@pytest.mark.parametrize(("base", "stack"), [("cartpole", "marginal"), ("tag", "twice"), ("dict", "mask")])
+def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None:
+    if base == "dict" and kind == "vector_entry_point":
+        pytest.skip("it has none")
+    envs = around(base, stack, sync(base, 2, steps=3, kind=kind))
+    envs.reset(seed=0)
+    middle = np.ones_like(envs.action_space.sample())
+    ends = [envs.step(middle)[3].tolist() for _ in range(8)]
+    assert ends == [[i % 4 == 2] * 2 for i in range(8)]
+    envs.close()
+
+
+# spaces, C30
+
+
+@each_case
+def test_gymnasium_is_content(base: str, stack: str) -> None:
+    check_env(single(base, stack), skip_render_check=True)
+
+
+@each_case
+def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
+    env = single(base, stack)
+    spec = env.token_spec
+    roles = {spec.padding} | set(map(float, spec.roles.values())) if spec.padded else set(spec.roles.values())
+    for result in play(env, draw_actions(env.action_space, 300), seed=0):
+        observation, info = result[0], result[-1]
+        assert observation in env.observation_space
+        tokens = observation["tokens"] if stack == "mask" else observation.reshape(spec.num_tokens, spec.num_features)
+        assert tokens.dtype == np.float32 and set(tokens[:, -1].tolist()) <= roles
+        if len(result) == 5:
+            assert isinstance(result[1], (float, np.floating)) and type(result[2]) is type(result[3]) is bool
+        mask, present = info["signal_mask"], spec.mask(tokens)
+        assert mask.dtype == np.bool_ and mask.shape == (spec.num_tokens,)
+        assert not (mask & ~present).any() and mask[spec.query]
+        assert type(info["snr"]) is float and info["snr"] == mask.sum() / present.sum()
+        if stack == "mask":
+            assert_same(observation["mask"], present)
+        if base != "tag" and "noise" in spec.roles:
+            assert_same(mask, present & (tokens[:, -1] != spec.roles["noise"]))
+
+
+@each_mode
+@each_case
+def test_vector_spaces_hold_what_is_shown(base: str, stack: str, mode: AutoresetMode) -> None:
+    envs = around(base, stack, sync(base, 2, mode))
+    assert envs.observation_space == gymnasium.vector.utils.batch_space(envs.single_observation_space, 2)
+    assert envs.single_observation_space == single(base, stack).observation_space
+    assert envs.token_spec == single(base, stack).token_spec
+    finals = 0
+    for result in playing(envs, 30):
+        assert result[0] in envs.observation_space
+        info = result[-1]
+        for i in np.flatnonzero(info.get("_final_obs", [])):
+            finals += 1
+            assert info["final_obs"][i] in envs.single_observation_space
+        if len(result) == 5:
+            assert info["signal_mask"].shape == (2, envs.token_spec.num_tokens)
+            assert info["signal_mask"].dtype == np.bool_ and info["snr"].dtype == np.float64
+            assert info["_signal_mask"].tolist() == info["_snr"].tolist() == [True, True]
+    assert (finals > 0) == (mode is SAME_STEP)
+
+
+def test_only_what_was_unbounded_is_unbounded() -> None:
+    env = wrappers.AddNoiseTokens(wrappers.TokenizeObservation(gymnasium.make("CartPole-v1")), 1, shuffle=False)
+    base = env.unwrapped.observation_space
+    box = env.observation_space
+    assert_same(box.low[1:5, 0], base.low)
+    assert_same(box.high[1:5, 0], base.high)
+    assert box.low[0].tolist() == box.high[0].tolist() == [0, 0]
+    assert box.low[:, 1].tolist() == box.high[:, 1].tolist() == [0, 1, 2, 3, 4, 5]
+    assert 5.7 < box.high[5, 0] == -box.low[5, 0] < 5.8
+
+
+# C21 to C26: seeds, and what is left over
+
+
+@each_seed
+@each_case
+def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> None:
+    a, b = single(base, stack), single(base, stack)
+    actions = draw_actions(a.action_space, 3)
+    for given in (seed, None, None, None):
+        assert_same(play(a, actions, seed=given), play(b, actions, seed=given))
+
+
+@each_seed
+@each_case
+def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
+    used, new = single(base, stack), single(base, stack)
+    play(used, draw_actions(used.action_space, 17), seed=seed + 5)
+    actions = draw_actions(new.action_space, 30, 1)
+    assert_same(play(used, actions, seed=seed), play(new, actions, seed=seed))
+    envs, others = (around(base, stack, sync(base)) for _ in range(2))
+    list(playing(envs, 17, seed=seed + 5))
+    assert_same(list(playing(envs, 20, seed=seed)), list(playing(others, 20, seed=seed)))
+
+
+@each_drawing_case
+def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
+    env = single(base, stack)
+    first = [env.reset(seed=0)[0], *(env.reset()[0] for _ in range(9))]
+    first += [env.reset(seed=seed)[0] for seed in range(1, 10)]
+    assert len({b"".join(x.tobytes() for x in arrays_in([tokens])) for tokens in first}) == 19
+
+
+def test_fifty_resets_draw_fifty_times() -> None:
+    def noise(env: Any) -> list[bytes]:
+        return [noise_of(env, env.reset(seed=5 if i == 0 else None)[0]).tobytes() for i in range(50)]
+
+    once, again = noise(single("cartpole", "gaussian")), noise(single("cartpole", "gaussian"))
+    assert once == again and len(set(once)) == 50
+
+
+def test_without_a_seed_no_two_are_alike() -> None:
+    env = single("tag", "gaussian")
+    assert len({noise_of(env, single("tag", "gaussian").reset()[0]).tobytes() for _ in range(3)}) == 3
+
+
+@each_drawing_case
+def test_global_generators_are_left_alone(base: str, stack: str) -> None:
+    seen = []
+    for global_seed in (0, 1):
+        random.seed(global_seed)
+        np.random.seed(global_seed)  # noqa: NPY002  the generator that must not matter
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002
+        env, envs = single(base, stack), around(base, stack, sync(base, 2))
+        seen.append([play(env, draw_actions(env.action_space, 5), seed=0), list(playing(envs, 5))])
+        assert_same(before, (random.getstate(), np.random.get_state()))  # noqa: NPY002
+    assert_same(*seen)
+
+
+@each_case
+def test_copies_go_on_alike(base: str, stack: str) -> None:
+    env, envs = single(base, stack), around(base, stack, sync(base, 2))
+    play(env, draw_actions(env.action_space, 5), seed=0)
+    list(playing(envs, 12))
+    for one in (env, envs):
+        copies = [copy.deepcopy(one), *([pickle.loads(pickle.dumps(one))] if one is env else [])]
+        actions = draw_actions(one.action_space, 20, 4)
+        there = [play(twin, actions) for twin in copies]
+        here = play(one, actions)
+        for twin in there:
+            assert_same(twin, here)
+        assert_same(*(twin.reset()[0] for twin in (one, copies[0])))
+
+
+def test_vectors_of_ours_are_pickled() -> None:
+    envs = around("tag", "twice", gymnasium.make_vec(TAG, 2))
+    list(playing(envs, 5))
+    twin = pickle.loads(pickle.dumps(envs))
+    actions = draw_actions(envs.action_space, 20, 4)
+    assert_same(play(twin, actions), play(envs, actions))
+
+
+def test_an_episode_is_named_by_its_number() -> None:
+    env, twin = single("tag", "twice"), single("tag", "range")
+    for one in (single("tag", "range"), single("cartpole", "gaussian")):
+        one.reset(seed=3)
+        following = [one.reset()[0] for _ in range(4)][-1]
+        jumped = one.reset(seed=3, options={"episode": 4})[0]
+        assert_same(noise_of(one, jumped), noise_of(one, following))
+    assert_same(env.reset(seed=0)[0], env.reset(seed=0, options={"episode": 0})[0])
+    envs = vector.AddNoiseTokens(gymnasium.make_vec(TAG, 2), (0, 5), "uniform", 2.0)
+    tokens = envs.reset(seed=7, options={"episode": 2})[0]
+    assert_same(tokens[1], twin.reset(seed=8, options={"episode": 2})[0])
+
+
+# C33, C35, C36, C38: a vector is its worlds
+
+
+@each_mode
+@each_case
+def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, mode: AutoresetMode) -> None:
+    natives = [sync(base, 3, mode)]
+    if base == "tag":
+        natives.append(gymnasium.make_vec(TAG, 3, max_episode_steps=9, autoreset_mode=mode))
+    for native in natives:
+        ours, theirs = around(base, stack, native), of_singles(base, stack, 3, mode)
+        ends = 0
+        for a, b in zip(playing(ours, 60), playing(theirs, 60), strict=True):
+            assert_same(a[:-1], b[:-1])
+            assert_same(dict(sorted(a[-1].items())), dict(sorted(b[-1].items())))
+            ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
+        assert ends >= 15
+
+
+@each_base
+def test_each_world_is_a_single_environment(base: str) -> None:
+    envs = around(base, "twice", sync(base, 3, steps=50))
+    for seed, seeds in ((4, (4, 5, 6)), ([7, 0, 7], (7, 0, 7))):
+        worlds = [play(single(base, "twice"), [still(envs.single_action_space)] * 5, seed=one) for one in seeds]
+        together = play(envs, [still(envs.action_space)] * 5, seed=seed)
+        for t, result in enumerate(together):
+            for i, world in enumerate(worlds):
+                assert_same(result[0][i], world[t][0])
+                assert_same(result[-1]["signal_mask"][i], world[t][-1]["signal_mask"])
+                assert result[-1]["snr"][i] == world[t][-1]["snr"]
+
+
+def test_a_list_may_leave_seeds_out() -> None:
+    envs = around("cartpole", "gaussian", sync("cartpole", 2))
+    env = single("cartpole", "gaussian")
+    envs.reset(seed=[3, 8])
+    tokens = envs.reset(seed=[None, 2])[0]
+    env.reset(seed=3)
+    assert_same(noise_of(env, tokens[0]), noise_of(env, env.reset()[0]))
+    assert_same(noise_of(env, tokens[1]), noise_of(env, env.reset(seed=2)[0]))
+
+
+@each_mode
+def test_no_world_depends_on_another(mode: AutoresetMode) -> None:
+    alone, pushed = (around("tag", "twice", gymnasium.make_vec(TAG, 2, autoreset_mode=mode)) for _ in range(2))
+    actions = draw_actions(alone.action_space, 12)
+    for envs in (alone, pushed):
+        envs.reset(seed=0)
+    for t, action in enumerate(actions):
+        a, b = alone.step(action)[0], pushed.step(action)[0]
+        assert_same(a[0], b[0])
+        if t % 4 == 3:
+            again, info = pushed.reset(options={"reset_mask": np.array([False, True])})
+            assert_same(again[0], b[0])  # shown again, noise and all
+            assert (again[1] != b[1]).any()
+            assert info["_signal_mask"].tolist() == info["_snr"].tolist() == [False, True]
+            assert not info["signal_mask"][0].any() and info["snr"][0] == 0 < info["snr"][1]
+
+
+def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() -> None:
+    envs = around("cartpole", "gaussian", gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"))
+    twins = [single("cartpole", "gaussian") for _ in range(2)]
+    numbers, ended = [0, 0], np.zeros(2, bool)
+
+    def check(tokens: np.ndarray) -> None:
+        for i, twin in enumerate(twins):
+            assert_same(noise_of(twin, tokens[i]), noise_of(twin, latest[i]))
+
+    tokens, _ = envs.reset(seed=0)
+    latest = [twin.reset(seed=i)[0] for i, twin in enumerate(twins)]
+    check(tokens)
+    for action in draw_actions(envs.action_space, 100):
+        tokens, _, terminated, truncated, _ = envs.step(action)
+        for i, twin in enumerate(twins):
+            numbers[i] += int(ended[i])
+            # the world of the twin itself is of no interest: it is kept from ending
+            twin.unwrapped.state, twin.unwrapped.steps_beyond_terminated = np.zeros(4), None
+            latest[i] = twin.reset(seed=i, options={"episode": numbers[i]})[0] if ended[i] else twin.step(0)[0]
+        check(tokens)
+        ended = terminated | truncated
+    assert min(numbers) >= 2
+
+
+def test_async_is_sync() -> None:
+    for base, stack in (("cartpole", "marginal-frozen"), ("dict", "twice")):
+        results = []
+        for kind in ("sync", "async"):
+            envs = around(base, stack, sync(base, 2, SAME_STEP, kind=kind))
+            results.append(list(playing(envs, 25)))
+            envs.close()
+        assert_same(*results)
+
+
+@pytest.mark.parametrize("kind", [gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv])
+def test_layers_inside_a_vector_are_found(kind: Any) -> None:
+    inside = kind([lambda: single("cartpole", "gaussian")] * 2)
+    envs = vector.AddNoiseTokens(inside, 4)
+    twin = wrappers.AddNoiseTokens(single("cartpole", "gaussian"), 4)
+    assert envs.token_spec == twin.token_spec and envs.num_draws == twin.num_draws == 2
+    assert_same(envs.reset(seed=0)[0][1], twin.reset(seed=1)[0])
+    envs.close()
+
+
+# C34, C39
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+def test_episode_statistics_are_right(mode: AutoresetMode) -> None:
+    envs = RecordEpisodeStatistics(around("cartpole", "twice", sync("cartpole", 2, mode, steps=3)))
+    envs.reset(seed=0)
+    found = []
+    for _ in range(16):
+        info = envs.step(np.array([0, 1]))[-1]
+        info = info.get("final_info", info)
+        if "episode" in info:
+            found += zip(info["episode"]["l"].tolist(), info["episode"]["r"].tolist(), strict=True)
+    assert len(found) >= 8 and set(found) == {(3, 3.0)}
+
+
+@each_case
+def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
+    envs = around(base, stack, sync(base, 1))
+    for result in playing(envs, 12):
+        for array in arrays_in(result):
+            assert array.shape[:1] == (1,)
+
+
+# purity
+
+
+@each_case
+def test_what_was_returned_stays(base: str, stack: str) -> None:
+    same = {"vector_kwargs": {"autoreset_mode": SAME_STEP, "copy": False}}
+    inner = gymnasium.make_vec(BASES[base], 2, "sync", max_episode_steps=5, **same)
+    for env in (single(base, stack), around(base, stack, inner)):
+        kept, copies = [], []
+        for result in play(env, draw_actions(env.action_space, 15), seed=0):
+            assert not any(
+                np.shares_memory(a, b) for old in kept for a in arrays_in(old) for b in arrays_in([result[0]])
+            )
+            kept.append((result[0], result[-1]))
+            copies.append(copy.deepcopy(kept[-1]))
+        assert_same(kept, copies)
+    env = single(base, stack)
+    spoilt, fresh = env, single(base, stack)
+    for action in draw_actions(env.action_space, 8):
+        for result in (spoilt.reset(seed=1), spoilt.step(action)):
+            for array in arrays_in([result[0], result[-1]["signal_mask"]]):
+                array[...] = 1
+        fresh.reset(seed=1)
+        fresh.step(action)
+        assert_same(spoilt.step(action)[0], fresh.step(action)[0])
+
+
+def test_given_options_are_left_alone() -> None:
+    envs = around("cartpole", "gaussian", sync("cartpole", 2, DISABLED))
+    envs.reset(seed=0)
+    options = {"reset_mask": np.array([True, False])}
+    envs.reset(options=options)
+    assert list(options) == ["reset_mask"]
+
+
+# TokenizeObservation
+
+
+@each_seed
+def test_tokens_hold_the_features(seed: int) -> None:
+    env, bare = single("cartpole"), gymnasium.make("CartPole-v1")
+    tokens, values = env.reset(seed=seed)[0], bare.reset(seed=seed)[0]
+    assert_same(tokens, np.stack([np.append(np.float32(0), values), np.arange(5, dtype=np.float32)], axis=1))
+    roles = {"query": 0, "feature[0]": 1, "feature[1]": 2, "feature[2]": 3, "feature[3]": 4}
+    spec = env.token_spec
+    assert (spec.num_tokens, spec.features, spec.roles) == (5, ("value", "role"), roles)
+    assert (spec.query, spec.padded) == (0, False)
+
+
+def test_dictionaries_are_flattened_as_gymnasium_does() -> None:
+    env, bare = single("dict"), Walk()
+    names = ["query", "inner.speed[0]", "mode[0]", "mode[1]", "mode[2]", "place[0]", "place[1]"]
+    assert env.token_spec.roles == {name: number for number, name in enumerate(names)}
+    env.reset(seed=2)
+    bare.reset(seed=2)
+    for action in (2, 1, 0):
+        tokens, observation = env.step(action)[0], bare.step(action)[0]
+        flat = spaces.flatten(bare.observation_space, observation)
+        assert_same(tokens[1:, 0], flat.astype(np.float32))
+        assert tokens[2:5, 0].tolist() == [float(action == i) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        (spaces.Discrete(4), 4),
+        (spaces.MultiDiscrete([2, 3]), 5),
+        (spaces.MultiBinary(3), 3),
+        (spaces.Box(-(2**40), 2**40, (), np.int64), 1),
+        (spaces.Box(-1e300, 1e300, (2,), np.float64), 2),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,)))), 4),
+    ],
+    ids=str,
+)
+def test_other_flat_spaces(space: spaces.Space[Any], count: int) -> None:
+    class Sampled(gymnasium.Env[Any, Any]):
+        observation_space, action_space = copy.deepcopy(space), spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self.observation_space.seed(seed)
+            return self.observation_space.sample(), {}
+
+    env = wrappers.TokenizeObservation(Sampled())
+    assert env.token_spec.num_tokens == 1 + count == len(env.token_spec.roles)
+    envs = vector.TokenizeObservation(gymnasium.vector.SyncVectorEnv([Sampled, Sampled]))
+    tokens, _ = envs.reset(seed=0)
+    for i in range(2):
+        one, _ = env.reset(seed=i)
+        assert one in env.observation_space
+        assert_same(tokens[i], one)
+        flat: Any = spaces.flatten(space, env.unwrapped.reset(seed=i)[0])
+        with np.errstate(over="ignore"):
+            assert_same(one[1:, 0], flat.astype(np.float32))
+
+
+def test_unbounded_features_are_squashed_on_request() -> None:
+    env = wrappers.TokenizeObservation(gymnasium.make("CartPole-v1"), squash=True)
+    base = env.unwrapped.observation_space
+    assert env.observation_space.low[1:, 0].tolist() == [base.low[0], -1, base.low[2], -1]
+    assert env.observation_space.high[1:, 0].tolist() == [base.high[0], 1, base.high[2], 1]
+    env.reset(seed=0)
+    env.unwrapped.state = np.array([0.1, 50.0, 0.01, -1.0])
+    values = env.step(0)[0][1:, 0]
+    state = np.array(env.unwrapped.state, np.float32)
+    assert values[[0, 2]].tolist() == state[[0, 2]].tolist()
+    np.testing.assert_allclose(values[[1, 3]], np.tanh(state[[1, 3]]), rtol=1e-6)
+    envs = vector.TokenizeObservation(sync("cartpole", 2), squash=True)
+    twin = wrappers.TokenizeObservation(gymnasium.make("CartPole-v1"), squash=True)
+    assert_same(envs.reset(seed=0)[0][1], twin.reset(seed=1)[0])
+
+
+# AddNoiseTokens
+
+
+def test_gaussian_noise_is_normal() -> None:
+    env = wrappers.AddNoiseTokens(gymnasium.make(TAG), 12, scale=3.0)
+    values = noise_over(env, 400)[0]
+    assert len(values) > 4800
+    assert abs(values.mean(axis=0)).max() < 0.15
+    assert abs(values.std(axis=0) / 3 - 1).max() < 0.04
+    assert abs(np.corrcoef(values.T) - np.eye(4)).max() < 0.05
+    inside = [(abs(values) < 3 * k).mean() for k in (0.6745, 1, 2)]
+    np.testing.assert_allclose(inside, [0.5, 0.6827, 0.9545], atol=0.012)
+    assert len(np.unique(values)) > 0.99 * values.size
+
+
+def test_uniform_noise_is_uniform() -> None:
+    env = wrappers.AddNoiseTokens(gymnasium.make(TAG), 12, "uniform", 0.5)
+    values = noise_over(env, 400)[0]
+    assert abs(values).max() <= 0.5
+    for column in values.T:
+        counts = np.histogram(column, 10, (-0.5, 0.5))[0]
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 28  # chi-square with 9: above in 0.1 %
+
+
+@pytest.mark.parametrize("base", ["cartpole", "pendulum", "tag"])
+def test_marginal_noise_is_of_the_signals_distribution(base: str) -> None:
+    if base == "tag":
+        env = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/SimpleTag-1v3v0-v0"), 4, "marginal")
+    else:
+        env = single(base, "marginal")
+    noise, signal = noise_over(env, 4000)
+    for ours, theirs in zip(noise.T, signal.T, strict=True):
+        points = np.quantile(theirs, np.linspace(0.05, 0.95, 19))
+        apart = np.searchsorted(np.sort(ours), points) / len(ours) - np.searchsorted(np.sort(theirs), points) / len(
+            theirs
+        )
+        assert abs(apart).max() < 0.06  # Kolmogorov and Smirnov's distance
+        assert abs(ours.std() / theirs.std() - 1) < 0.1
+    # a row of noise is a row that was signal
+    assert {row.tobytes() for row in noise} <= {row.tobytes() for row in signal}
+
+
+def test_marginal_noise_is_of_the_past_of_its_own_world() -> None:
+    env = single("cartpole", "marginal")
+    seen: set[float] = set()
+    gone, late = 0, 0
+    for t, result in enumerate(play(env, draw_actions(env.action_space, 1500), seed=0)):
+        tokens = result[0]
+        is_noise = tokens[:, 1] == 5
+        seen |= set(tokens[~is_noise & (tokens[:, 1] != 0), 0].tolist())
+        assert set(tokens[is_noise, 0].tolist()) <= seen
+        if t == 0:
+            early = set(seen)
+        if t > 1000:
+            late += int(is_noise.sum())
+            gone += sum(value in early for value in tokens[is_noise, 0].tolist())
+    assert gone < 0.1 * late  # what was seen at first does not stay
+
+
+def test_signal_that_is_padding_or_noise_is_no_source() -> None:
+    base = gymnasium.make("noisy_envs/SimpleTag-v0", num_obstacles=(0, 6))
+    env = wrappers.AddNoiseTokens(base, 6, "marginal")
+    signal = set()
+    for result in play(env, draw_actions(env.action_space, 300), seed=0):
+        tokens, mask = result[0], result[-1]["signal_mask"]
+        signal |= {row.tobytes() for row in tokens[mask, :-1]}
+        assert {row.tobytes() for row in noise_of(env, tokens)[:, :-1]} <= signal
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+def test_a_range_is_drawn_once_an_episode(distribution: str) -> None:
+    env = wrappers.AddNoiseTokens(single("cartpole"), (2, 5), distribution)
+    counts = []
+    for i in range(400):
+        tokens, info = env.reset(seed=0 if i == 0 else None)
+        counts.append(len(noise_of(env, tokens)))
+        padding = tokens[tokens[:, 1] == -1]
+        assert len(padding) == 5 - counts[-1] and not padding[:, 0].any()
+        assert_same(env.token_spec.mask(tokens), tokens[:, 1] >= 0)
+        assert info["snr"] == 5 / (5 + counts[-1]) and info["signal_mask"].sum() == 5
+        if i < 20:
+            for _ in range(5):
+                assert len(noise_of(env, env.step(0)[0])) == counts[-1]
+    tally = Counter(counts)
+    assert set(tally) == {2, 3, 4, 5} and min(tally.values()) > 70
+
+
+def test_signal_to_noise_ratio() -> None:
+    env = wrappers.AddNoiseTokens(single("cartpole"), 28)
+    assert env.reset(seed=0)[1]["snr"] == 5 / 33
+    env = wrappers.AddNoiseTokens(gymnasium.make(TAG), 28)  # predator, 3 prey; 4 obstacles are noise already
+    tokens, info = env.reset(seed=0)
+    assert info["snr"] == 4 / 36
+    assert_same(info["signal_mask"], np.isin(tokens[:, -1], [0, 2, 3]))
+    assert wrappers.AddNoiseTokens(single("cartpole"), 0).reset(seed=0)[1]["snr"] == 1.0
+
+
+def test_noise_is_named() -> None:
+    tag = wrappers.AddNoiseTokens(gymnasium.make(TAG), (1, 2)).token_spec
+    assert tag.roles == {"self": 0, "obstacle": 1, "predator": 2, "prey": 3, "noise": 4} and tag.padded
+    centroid = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/SimpleCentroid-1v3v28-v0"), 2)
+    assert centroid.token_spec.roles == centroid.unwrapped.token_spec.roles and not centroid.token_spec.padded
+    twice = wrappers.AddNoiseTokens(wrappers.AddNoiseTokens(gymnasium.make(TAG), 3), 2)
+    assert twice.token_spec.roles == tag.roles and twice.token_spec.num_tokens == 8 + 5
+    tokens, info = twice.reset(seed=0)
+    assert (tokens[:, -1] == 4).sum() == 5 and info["signal_mask"].sum() == 4
+
+
+@each_base
+@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+def test_frozen_noise_is_drawn_once_an_episode(base: str, distribution: str) -> None:
+    env = wrappers.AddNoiseTokens(tokens_of(wrappers, base, gymnasium.make(BASES[base])), 6, distribution, frozen=True)
+    episodes = []
+    for i in range(3):
+        tokens = env.reset(seed=0 if i == 0 else None)[0]
+        episodes.append(noise_of(env, tokens).tobytes())
+        for _ in range(4):
+            later = env.step(still(env.action_space))[0]
+            assert_same(later[:, -1], tokens[:, -1])  # the places too
+            assert noise_of(env, later).tobytes() == episodes[-1]
+    assert len(set(episodes)) == 3
+
+
+@each_base
+@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+def test_other_noise_is_drawn_in_each_step(base: str, distribution: str) -> None:
+    env = wrappers.AddNoiseTokens(
+        tokens_of(wrappers, base, gymnasium.make(BASES[base])), 6, distribution, shuffle=False
+    )
+    env.reset(seed=0)
+    seen = [noise_of(env, env.step(still(env.action_space))[0]).tobytes() for _ in range(5)]
+    assert len(set(seen)) == 5
+
+
+@each_base
+def test_without_shuffling_the_signal_is_left_in_place(base: str) -> None:
+    env, bare = single(base, "unshuffled"), single(base)
+    count = bare.token_spec.num_tokens
+    actions = draw_actions(env.action_space, 20)
+    for ours, theirs in zip(play(env, actions, seed=0), play(bare, actions, seed=0), strict=True):
+        assert_same(ours[0][:count], theirs[0])
+        assert_same(ours[-1]["signal_mask"][:count], theirs[-1]["signal_mask"])
+        assert not ours[-1]["signal_mask"][count:].any()
+
+
+def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
+    inner = wrappers.AddNoiseTokens(gymnasium.make(TAG), 8, "uniform", shuffle=False)
+    env = wrappers.AddNoiseTokens(inner, 8, "uniform", shuffle=False)
+    rows = np.array([env.reset(seed=seed)[0] for seed in range(300)])[..., :4]  # (300, 24, 4)
+    drawn = rows.reshape(300, -1)
+    drawn = drawn[:, drawn.std(axis=0) > 0]
+    related = abs(np.corrcoef(drawn.T) - np.eye(drawn.shape[1]))
+    game = np.arange(drawn.shape[1]) < drawn.shape[1] - 64
+    assert related[~game].max() < 0.35  # 64 columns of noise with all others: chance gives at most about 0.25
+    assert (related[game][:, game] > 0.35).sum() < related.size  # shapes alone
+
+
+def test_games_without_roles() -> None:
+    for noise in (4, (1, 4)):
+        for distribution in ("uniform", "marginal"):
+            env = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/BoxWorldEntities-v0"), noise, distribution)
+            spec = env.token_spec
+            assert spec.roles == {} and spec.padded and spec.marker == 0
+            for result in play(env, draw_actions(env.action_space, 40), seed=0):
+                tokens, info = result[0], result[-1]
+                assert tokens in env.observation_space
+                present, signal = spec.mask(tokens), info["signal_mask"]
+                assert info["snr"] == signal.sum() / present.sum() and not (signal & ~present).any()
+                if noise == 4:
+                    assert (present & ~signal).sum() >= 4
+                assert (tokens[~present] == -1).all()
+
+
+def test_noise_without_role_is_never_taken_for_padding() -> None:
+    from noisy_envs.wrappers import tokens as rules
+
+    env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
+    rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "drawn", lambda key, counter, counts, like: [np.zeros((1, n), np.float32) for n in counts])
+        moment = rules.Moment(*(np.zeros(1, np.int64) for _ in range(3)), np.zeros((1, 2), np.int64))
+        shown, _ = rule.show(env.reset(seed=0)[0][None], np.ones((1, 8), bool), moment)
+    assert rule.spec.mask(shown[0, 8:]).all() and (shown[0, 8:, 1:] == -1).all()
+
+
+def test_gaussian_noise_stays_within_its_bounds() -> None:
+    from noisy_envs.wrappers import tokens as rules
+
+    most = np.float32(1 - 2.0**-24)
+    u = np.array([[most, most, 0.0, 0.5, 0.0, 0.5]], np.float32)[:, [0, 1, 4, 2, 3, 2]]
+    values = rules.gaussian(u)
+    assert np.isfinite(values).all() and abs(values).max() > 5.7
+    for scale in (1.0, 0.3, 7e3):
+        env = wrappers.AddNoiseTokens(single("cartpole"), 1, scale=scale, shuffle=False)
+        high = env.observation_space.high[-1, 0]
+        assert abs(values * scale).max() <= high < 5.78 * scale
+
+
+# ShuffleTokens
+
+
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+@pytest.mark.parametrize("stack", ["shuffle", "gaussian"])
+def test_places_are_uniform_and_the_query_fixed(base: str, stack: str) -> None:
+    env, bare = single(base, stack), single(base)
+    count = env.token_spec.num_tokens
+    env.reset(seed=0)
+    placed = np.zeros((count, count))
+    steps = 3000
+    previous, kept = None, 0
+    for t in range(steps):
+        order = env.reset(seed=t)[0] if base == "tag" else env.reset()[0]
+        if base == "tag" and stack == "shuffle":
+            tokens = bare.reset(seed=t)[0]
+            index = [int(np.flatnonzero((tokens == row).all(axis=1))[0]) for row in order]
+        elif base == "tag":
+            index = [int(np.flatnonzero(order[:, -1] == 2)[0])] if (order[:, -1] == 2).any() else [0]
+            index = [0, *np.argsort(order[1:, -1], kind="stable") + 1]  # by role: noise is last
+        else:
+            index = order[:, 1].astype(int).tolist()
+            index = index if stack == "shuffle" else [min(i, 5) for i in index]
+        assert index[0] == 0 and order[0, -1] == 0
+        placed[index, range(count)] += 1
+        kept += index == previous
+        previous = index
+    if stack == "shuffle":
+        inner = placed[1:, 1:]
+    else:  # places of one noise token among all
+        inner = placed[5:6, 1:] if base == "cartpole" else placed[1:, 1:]
+    expected = inner.sum(axis=1, keepdims=True) / inner.shape[1]
+    deviation = (inner - expected) / np.sqrt(expected * (1 - 1 / inner.shape[1]))
+    if base == "cartpole" or stack == "shuffle":
+        assert abs(deviation).max() < 4.5
+    assert kept < steps / 4
+    assert placed[0].tolist() == [steps] + [0] * (count - 1)
+
+
+def test_shuffling_moves_rows_whole_and_in_each_step() -> None:
+    env, bare = single("tag", "shuffle"), single("tag")
+    actions = draw_actions(env.action_space, 40)
+    orders = set()
+    for ours, theirs in zip(play(env, actions, seed=0), play(bare, actions, seed=0), strict=True):
+        a, b = ours[0], theirs[0]
+        order = [int(np.flatnonzero((b == row).all(axis=1))[0]) for row in a]
+        assert sorted(order) == list(range(8)) and order[0] == 0
+        assert_same(ours[-1]["signal_mask"], theirs[-1]["signal_mask"][order])
+        assert ours[-1]["snr"] == theirs[-1]["snr"]
+        orders.add(tuple(order))
+    assert len(orders) > 38
+
+
+def test_each_world_has_its_own_order() -> None:
+    envs = vector.ShuffleTokens(vector.TokenizeObservation(sync("cartpole", 8)))
+    tokens, _ = envs.reset(seed=0)
+    assert len({tuple(row) for row in tokens[..., 1].tolist()}) > 5
+
+
+@pytest.mark.parametrize("query", [0, 2, 7])
+def test_any_row_can_be_the_query(query: int) -> None:
+    from noisy_envs.wrappers.tokens import places
+
+    u = np.random.default_rng(0).random((500, 7))
+    order = places(u, query)
+    assert (order[:, query] == query).all()
+    assert (np.sort(order, axis=1) == np.arange(8)).all()
+    assert len(np.unique(order[:, (query + 1) % 8])) == 7
+
+
+# TokensAndMask, FlattenTokens
+
+
+@each_base
+def test_mask_and_flat_tokens_are_those_below(base: str) -> None:
+    below, masked, flat = (single(base, "range") for _ in range(3))
+    masked, flat = wrappers.TokensAndMask(masked), wrappers.FlattenTokens(flat)
+    actions = draw_actions(below.action_space, 30)
+    results = (play(env, actions, seed=0) for env in (below, masked, flat))
+    for plain, both, line in zip(*results, strict=True):
+        assert_same(both[0]["tokens"], plain[0])
+        assert_same(both[0]["mask"], plain[0][:, -1] != -1)
+        assert_same(line[0], plain[0].ravel())
+        assert_same(both[1:], plain[1:])
+    assert flat.token_spec == masked.token_spec == below.token_spec
+    space = masked.observation_space
+    assert space["mask"].shape == (below.token_spec.num_tokens,) and space["mask"].dtype == np.bool_
+
+
+def test_where_nothing_is_padded_no_token_is_masked() -> None:
+    env = wrappers.TokensAndMask(gymnasium.make("noisy_envs/BoxWorldPixels-v0"))
+    assert env.reset(seed=0)[0]["mask"].all() and not env.token_spec.padded
+
+
+# torch
+
+
+@each_mode
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack != "tokens"])
+def test_tensors_are_as_arrays(stack: str, mode: AutoresetMode) -> None:
+    torch = pytest.importorskip("torch")
+    options: dict[str, Any] = {"max_episode_steps": 9, "autoreset_mode": mode}
+    numpy, tensors = (
+        around("tag", stack, gymnasium.make_vec(TAG, 3, backend=one, **options)) for one in ("numpy", "torch")
+    )
+    finals = 0
+    for a, b in zip(playing(numpy, 40), playing(tensors, 40, backend="torch"), strict=True):
+        pairs = [(a[0], b[0]), (a[-1]["signal_mask"], b[-1]["signal_mask"]), (a[-1]["snr"], b[-1]["snr"])]
+        pairs.append((a[-1]["_signal_mask"], b[-1]["_signal_mask"]))
+        if "final_obs" in a[-1]:
+            finals += 1
+            rows = np.flatnonzero(a[-1]["_final_obs"])
+            assert_same(as_numpy(b[-1]["_final_obs"]), a[-1]["_final_obs"])
+            pairs += [(a[-1]["final_obs"][i], _row(b[-1]["final_obs"], i)) for i in rows]
+            pairs += [(a[-1]["final_info"][name], b[-1]["final_info"][name]) for name in ("signal_mask", "snr")]
+        for x, y in pairs:
+            for left, right in zip(arrays_in([x]), _tensors(y), strict=True):
+                assert isinstance(right, torch.Tensor) and right.shape == left.shape
+                assert right.dtype == {"f": torch.float32, "b": torch.bool}[left.dtype.kind]
+                np.testing.assert_allclose(as_numpy(right), left, atol=2e-5)
+    assert (finals > 0) == (mode is SAME_STEP)
+
+
+def _row(batch: Any, i: int) -> Any:
+    return {name: part[i] for name, part in batch.items()} if isinstance(batch, dict) else batch[i]
+
+
+def _tensors(result: Any) -> list[Any]:
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+# specs
+
+
+@each_case
+def test_a_spec_makes_the_same_again(base: str, stack: str) -> None:
+    env = single(base, stack)
+    written = EnvSpec.from_json(env.spec.to_json())
+    actions = draw_actions(env.action_space, 5)
+    here = play(env, actions, seed=0)
+    for spec in (env.spec, written):
+        assert_same(play(gymnasium.make(spec), actions, seed=0), here)
+
+
+def test_vector_environments_can_be_made_with_wrappers() -> None:
+    wrap = [wrappers.TokenizeObservation, lambda env: wrappers.AddNoiseTokens(env, 3)]
+    envs = gymnasium.make_vec("CartPole-v1", 2, "sync", wrappers=wrap)
+    assert envs.reset(seed=0)[0].shape == (2, 8, 2)
+    noisy = around("cartpole", "gaussian", sync("cartpole"))
+    assert noisy._saved_kwargs["num_noise"] == 4
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("space", "error"),
+    [
+        (spaces.Box(0, 255, (4, 4, 3), np.uint8), r"Box\(0, 255, \(4, 4, 3\), uint8\).*must have one axis"),
+        (spaces.Dict({"eye": spaces.Box(0, 1, (3, 3))}), r"Box\(0.0, 1.0, \(3, 3\), float32\) in Dict\('eye'"),
+        (spaces.Sequence(spaces.Discrete(2)), r"Sequence\(Discrete\(2\).*cannot be flattened"),
+        (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}), "one name"),
+    ],
+    ids=["image", "inner", "sequence", "names"],
+)
+def test_what_is_not_flat_is_refused(space: spaces.Space[Any], error: str) -> None:
+    env = gymnasium.Env[Any, Any]()
+    env.observation_space, env.action_space = space, spaces.Discrete(2)
+    with pytest.raises(ValueError, match=error):
+        wrappers.TokenizeObservation(env)
+
+
+@pytest.mark.parametrize("module", [wrappers, vector])
+def test_options_are_checked(module: Any) -> None:
+    env = tokens_of(module, "cartpole", gymnasium.make("CartPole-v1") if module is wrappers else sync("cartpole"))
+    for options, error in (
+        ({"num_noise": -1}, "num_noise=-1: must be at least 0"),
+        ({"num_noise": (3, 1)}, r"num_noise=\(3, 1\).*low <= high"),
+        ({"num_noise": 1, "distribution": "gausian"}, "distribution='gausian': must be one of 'gaussian', 'uniform'"),
+        ({"num_noise": 1, "scale": 0}, "scale=0: must be above 0"),
+        ({"num_noise": 1, "scale": float("nan")}, "scale=nan: must be finite"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            module.AddNoiseTokens(env, **options)
+    for options, error in (
+        ({"num_noise": 1.5}, "num_noise=1.5: must be an integer or a range"),
+        ({"num_noise": 1, "frozen": 1}, "frozen=1: must be True or False"),
+        ({"num_noise": 1, "shuffle": None}, "shuffle=None: must be True or False"),
+    ):
+        with pytest.raises(TypeError, match=error):
+            module.AddNoiseTokens(env, **options)
+    with pytest.raises(TypeError, match="squash='yes': must be True or False"):
+        module.TokenizeObservation(env.env, squash="yes")
+
+
+@pytest.mark.parametrize("name", ["ShuffleTokens", "TokensAndMask", "FlattenTokens", "AddNoiseTokens"])
+def test_what_is_no_token_is_refused(name: str) -> None:
+    options = {"num_noise": 1} if name == "AddNoiseTokens" else {}
+    for module, plain in ((wrappers, gymnasium.make("CartPole-v1")), (vector, sync("cartpole"))):
+        with pytest.raises(ValueError, match="has no token_spec: put TokenizeObservation around it first"):
+            getattr(module, name)(plain, **options)
+        flat = module.FlattenTokens(module.TokenizeObservation(plain))
+        with pytest.raises(
+            ValueError, match=r"Box\(.*\(10,\), float32\): must be a Box of one agent's tokens \(5, 2\)"
+        ):
+            getattr(module, name)(flat, **options)
+    with pytest.raises(ValueError, match="has no token_spec"):
+        getattr(wrappers, name)(gymnasium.make("noisy_envs/BoxWorld-v0", observation="rgb"), **options)
+    team = gymnasium.make_vec(TAG, 2, learners="prey")
+    with pytest.raises(ValueError, match=r"must be a Box of one agent's tokens \(8, 5\)"):
+        getattr(vector, name)(team, **options)
+
+
+def test_seeds_are_checked_before_anything_changes() -> None:
+    for seed, error in ((-1, ValueError), (1.5, TypeError), (2**63, ValueError)):
+        env, twin = single("cartpole", "marginal"), single("cartpole", "marginal")
+        for one in (env, twin):
+            one.reset(seed=0)
+        with pytest.raises(error, match="seed="):
+            env.reset(seed=seed)
+        assert_same(env.step(0), twin.step(0))
+        assert_same(env.reset(), twin.reset())
+    single("cartpole", "gaussian").reset(seed=2**63 - 1)
+    envs = around("cartpole", "gaussian", sync("cartpole"))
+    with pytest.raises(ValueError, match="2 seeds given, must be num_envs=3"):
+        envs.reset(seed=[1, 2])
+    with pytest.raises(RuntimeError, match="the first reset must be of all worlds"):
+        envs.reset(options={"reset_mask": np.array([True, False, False])})
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="reset_mask.*must be bool"):
+        envs.reset(options={"reset_mask": np.array([1, 0, 0])})
+
+
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+def test_a_step_before_the_first_reset_is_refused(base: str) -> None:
+    for env in (single(base, "gaussian"), around(base, "gaussian", sync(base))):
+        with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
+            env.step(env.action_space.sample())
+
+
+def test_vectors_must_tell_their_mode() -> None:
+    envs = sync("cartpole")
+    envs.metadata = {}
+    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\]=None: must be an AutoresetMode"):
+        vector.TokenizeObservation(envs)
+
+
+def test_pictures_on_torch_are_refused() -> None:
+    pytest.importorskip("torch")
+    envs = gymnasium.make_vec("noisy_envs/BoxWorld-v0", 2, backend="torch", observation="rgb")
+    with pytest.raises(ValueError, match="must have one axis"):
+        vector.TokenizeObservation(envs)
