@@ -23,7 +23,8 @@ from noisy_envs.wrappers import vector
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum value is"),  # CartPole's own
-    pytest.mark.filterwarnings("ignore:.*is not within the observation space"),  # so are its last steps, seldom
+    pytest.mark.filterwarnings("ignore:.*For Box action spaces, we recommend"),  # Pendulum's
+    pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version"),  # as a wrapped one should be
 ]
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
@@ -53,7 +54,7 @@ class Walk(gymnasium.Env[dict[str, Any], Any]):
         return {"inner": speed, "mode": np.int64(5 + self.last), "place": self.place.copy()}
 
 
-gymnasium.register("tests/Walk-v0", Walk)
+gymnasium.register("tests/Walk-v0", "test_wrappers:Walk")
 
 FLAT = {"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1", "dict": "tests/Walk-v0"}
 TAG = "noisy_envs/SimpleTag-1v3v4-v0"
@@ -234,8 +235,8 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
     box = env.observation_space
     assert_same(box.low[1:5, 0], base.low)
     assert_same(box.high[1:5, 0], base.high)
-    assert box.low[0].tolist() == box.high[0].tolist() == [0, 0]
-    assert box.low[:, 1].tolist() == box.high[:, 1].tolist() == [0, 1, 2, 3, 4, 5]
+    assert box.low[0].tolist() == [-1, 0] and box.high[0].tolist() == [1, 4]
+    assert not box.low[:, 1].any() and box.high[1:, 1].tolist() == [4, 4, 4, 4, 5]
     assert 5.7 < box.high[5, 0] == -box.low[5, 0] < 5.8
 
 
@@ -349,7 +350,7 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
             assert_same(a[:-1], b[:-1])
             assert_same(dict(sorted(a[-1].items())), dict(sorted(b[-1].items())))
             ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
-        assert ends >= 15
+        assert ends >= 10
 
 
 @each_base
@@ -443,13 +444,9 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
 def test_episode_statistics_are_right(mode: AutoresetMode) -> None:
     envs = RecordEpisodeStatistics(around("cartpole", "twice", sync("cartpole", 2, mode, steps=3)))
     envs.reset(seed=0)
-    found = []
-    for _ in range(16):
-        info = envs.step(np.array([0, 1]))[-1]
-        info = info.get("final_info", info)
-        if "episode" in info:
-            found += zip(info["episode"]["l"].tolist(), info["episode"]["r"].tolist(), strict=True)
-    assert len(found) >= 8 and set(found) == {(3, 3.0)}
+    for _ in range(16 if mode is NEXT_STEP else 12):
+        envs.step(np.array([0, 1]))
+    assert list(envs.length_queue) == [3] * 8 and list(envs.return_queue) == [3.0] * 8
 
 
 @each_case
@@ -596,22 +593,23 @@ def test_uniform_noise_is_uniform() -> None:
         assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 28  # chi-square with 9: above in 0.1 %
 
 
-@pytest.mark.parametrize("base", ["cartpole", "pendulum", "tag"])
+@each_base
 def test_marginal_noise_is_of_the_signals_distribution(base: str) -> None:
-    if base == "tag":
-        env = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/SimpleTag-1v3v0-v0"), 4, "marginal")
-    else:
-        env = single(base, "marginal")
-    noise, signal = noise_over(env, 4000)
+    inner = gymnasium.make_vec("noisy_envs/SimpleTag-1v3v0-v0", 16, max_steps=30)
+    inner = inner if base == "tag" else sync(base, 16, steps=30)
+    envs = around(base, "marginal", inner)
+    seen = np.stack([result[0] for result in play(envs, draw_actions(envs.action_space, 400), seed=0)])[:, :, 1:]
+    is_noise = seen[..., -1] == envs.token_spec.roles["noise"]
+    noise, signal = seen[is_noise][:, :-1], seen[~is_noise][:, :-1]
     for ours, theirs in zip(noise.T, signal.T, strict=True):
-        points = np.quantile(theirs, np.linspace(0.05, 0.95, 19))
-        apart = np.searchsorted(np.sort(ours), points) / len(ours) - np.searchsorted(np.sort(theirs), points) / len(
-            theirs
-        )
-        assert abs(apart).max() < 0.06  # Kolmogorov and Smirnov's distance
-        assert abs(ours.std() / theirs.std() - 1) < 0.1
-    # a row of noise is a row that was signal
-    assert {row.tobytes() for row in noise} <= {row.tobytes() for row in signal}
+        ours, theirs = np.sort(ours), np.sort(theirs)
+        assert abs(ours.std() / theirs.std() - 1) < 0.06
+        points = np.quantile(theirs, np.linspace(0.02, 0.98, 49))
+        apart = np.searchsorted(ours, points) / len(ours) - np.searchsorted(theirs, points) / len(theirs)
+        assert abs(apart).max() < 0.03  # Kolmogorov and Smirnov's distance
+    for world in range(16):  # a row of noise is a row that was signal there
+        was = {row.tobytes() for row in seen[:, world][~is_noise[:, world]][:, :-1]}
+        assert {row.tobytes() for row in seen[:, world][is_noise[:, world]][:, :-1]} <= was
 
 
 def test_marginal_noise_is_of_the_past_of_its_own_world() -> None:
@@ -709,7 +707,7 @@ def test_other_noise_is_drawn_in_each_step(base: str, distribution: str) -> None
 @each_base
 def test_without_shuffling_the_signal_is_left_in_place(base: str) -> None:
     env, bare = single(base, "unshuffled"), single(base)
-    count = bare.token_spec.num_tokens
+    count = bare.get_wrapper_attr("token_spec").num_tokens
     actions = draw_actions(env.action_space, 20)
     for ours, theirs in zip(play(env, actions, seed=0), play(bare, actions, seed=0), strict=True):
         assert_same(ours[0][:count], theirs[0])
@@ -973,7 +971,7 @@ def test_what_is_no_token_is_refused(name: str) -> None:
             getattr(module, name)(plain, **options)
         flat = module.FlattenTokens(module.TokenizeObservation(plain))
         with pytest.raises(
-            ValueError, match=r"Box\(.*\(10,\), float32\): must be a Box of one agent's tokens \(5, 2\)"
+            ValueError, match=r"(?s)Box\(.*\(10,\), float32\): must be a Box of one agent's tokens \(5, 2\)"
         ):
             getattr(module, name)(flat, **options)
     with pytest.raises(ValueError, match="has no token_spec"):

@@ -22,7 +22,8 @@ from noisy_envs.wrappers.clock import Moment
 
 DISTRIBUTIONS = ("gaussian", "uniform", "marginal")
 TALLEST = math.sqrt(48 * math.log(2))  # standard deviations: a uniform number of 24 bits gives no larger Gaussian
-MEMORY = 64  # steps that the marginal remembers of a world
+MEMORY = 128  # steps that the marginal remembers of a world
+HORIZON = 8192  # steps in which it forgets
 Facts = dict[str, Array]  # what `info` tells of R worlds: "signal_mask" bool (R, N), "snr" (R,)
 
 
@@ -70,7 +71,9 @@ class Tokenize:
         roles = {"query": 0} | {name: number for number, name in enumerate(names, start=1)}
         self.spec = TokenSpec(len(roles), ("value", "role"), roles, padded=False)
         self.roles = np.arange(len(roles), dtype=np.float32)  # (N,)
-        low, high = (np.stack([np.append(np.float32(0), bound), self.roles], axis=1) for bound in self.bounds)
+        # the query is 0 and has bounds of −1 and 1, since Gymnasium's checker suspects equal ones
+        low = np.stack([np.append(np.float32(-1), self.bounds[0]), np.zeros_like(self.roles)], axis=1)
+        high = np.stack([np.append(np.float32(1), self.bounds[1]), np.full_like(self.roles, len(names))], axis=1)
         self.space = spaces.Box(low, high, dtype=np.float32)
         self.source, self.sources = space, batch_space(space, 1)
 
@@ -303,7 +306,7 @@ class AddNoise(TokenRule):
             high = np.full(self.values, size * (1 + 1e-6))  # what is computed in float32 is rounded
             low = -high
         if self.inner.roles:
-            low, high = np.append(low, self.role), np.append(high, self.role)
+            low, high = np.append(low, self.low[:, self.inner.marker].min()), np.append(high, self.role)
         if self.varies:
             row = self._padding_row(low[None, None])
             low, high = np.minimum(low, row), np.maximum(high, row)
@@ -311,12 +314,13 @@ class AddNoise(TokenRule):
 
 
 class History:
-    """What the signal has shown so far: of each of B worlds a uniform sample of its steps, with the tokens in them.
+    """What the signal has shown so far: of each of B worlds a random sample of its steps, with the tokens in them.
 
     Noise drawn from it has the signal's distribution itself, not only its mean and deviation: a drawn token is one
     that carried signal once, all its values together, so that neither a feature nor a pair of them tells it apart by
-    scale. It is sampled from all steps since the seed (Vitter's algorithm R, a step being one item) and not from the
-    last ones, since these would let noise tell of the episode in play.
+    scale. The sample is of all steps since the seed (Vitter's algorithm R, a step being one item), and after `HORIZON`
+    steps it forgets at that pace, to follow what a better policy gets to see. The last few steps would do for the
+    scale, but they tell of the episode in play, which noise must not.
     """
 
     def __init__(self, num_worlds: int, num_tokens: int, num_values: int) -> None:
@@ -334,7 +338,8 @@ class History:
         sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
         fresh = fresh & (sizes > 0)
         seen = self.seen[rows]
-        place = np.where(seen < MEMORY, seen, np.floor(as_numpy(u).astype(np.float64) * (seen + 1)).astype(np.int64))
+        place = np.floor(as_numpy(u).astype(np.float64) * np.minimum(seen + 1, HORIZON)).astype(np.int64)
+        place = np.where(seen < MEMORY, seen, place)
         kept = np.flatnonzero(fresh & (place < MEMORY))
         order = xp.argsort(xp.astype(~signal, xp.int64), axis=1, stable=True)
         first = xp.take_along_axis(values, order[..., None], axis=1)
