@@ -153,16 +153,14 @@ def noise_over(env: Any, steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 # C09, C37: episodes are as long as without the wrappers
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7])
 @each_case
-def test_episodes_end_at_the_limit(base: str, stack: str, limit: int) -> None:
-    if base == "dict" and limit == 7:
-        pytest.skip("its walk may end before")
-    env = single(base, stack, max_episode_steps=limit)
-    for seed in (0, None):
-        env.reset(seed=seed)
-        ends = [env.step(action)[2:4] for action in draw_actions(env.action_space, limit)]
-        assert ends == [(False, False)] * (limit - 1) + [(False, True)]
+def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
+    for limit in (1, 2) if base == "dict" else (1, 2, 7):  # its walk may end before
+        env = single(base, stack, max_episode_steps=limit)
+        for seed in (0, None):
+            env.reset(seed=seed)
+            ends = [env.step(action)[2:4] for action in draw_actions(env.action_space, limit)]
+            assert ends == [(False, False)] * (limit - 1) + [(False, True)]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "vector_entry_point"])
@@ -191,7 +189,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
     roles = {spec.padding} | set(map(float, spec.roles.values())) if spec.padded else set(spec.roles.values())
-    for result in play(env, draw_actions(env.action_space, 300), seed=0):
+    for result in play(env, draw_actions(env.action_space, 200), seed=0):
         observation, info = result[0], result[-1]
         assert observation in env.observation_space
         tokens = observation["tokens"] if stack == "mask" else observation.reshape(spec.num_tokens, spec.num_features)
@@ -601,8 +599,7 @@ def test_marginal_noise_is_of_the_signals_distribution(base: str) -> None:
     seen = np.stack([result[0] for result in play(envs, draw_actions(envs.action_space, 400), seed=0)])[:, :, 1:]
     is_noise = seen[..., -1] == envs.token_spec.roles["noise"]
     noise, signal = seen[is_noise][:, :-1], seen[~is_noise][:, :-1]
-    for ours, theirs in zip(noise.T, signal.T, strict=True):
-        ours, theirs = np.sort(ours), np.sort(theirs)
+    for ours, theirs in zip(np.sort(noise.T), np.sort(signal.T), strict=True):
         assert abs(ours.std() / theirs.std() - 1) < 0.06
         points = np.quantile(theirs, np.linspace(0.02, 0.98, 49))
         apart = np.searchsorted(ours, points) / len(ours) - np.searchsorted(theirs, points) / len(theirs)
@@ -635,7 +632,7 @@ def test_signal_that_is_padding_or_noise_is_no_source() -> None:
     signal = set()
     for result in play(env, draw_actions(env.action_space, 300), seed=0):
         tokens, mask = result[0], result[-1]["signal_mask"]
-        signal |= {row.tobytes() for row in tokens[mask, :-1]}
+        signal |= {row.tobytes() for row in tokens[1:][mask[1:], :-1]}
         assert {row.tobytes() for row in noise_of(env, tokens)[:, :-1]} <= signal
 
 
@@ -771,40 +768,22 @@ def test_gaussian_noise_stays_within_its_bounds() -> None:
 # ShuffleTokens
 
 
-@pytest.mark.parametrize("base", ["cartpole", "tag"])
-@pytest.mark.parametrize("stack", ["shuffle", "gaussian"])
-def test_places_are_uniform_and_the_query_fixed(base: str, stack: str) -> None:
-    env, bare = single(base, stack), single(base)
-    count = env.token_spec.num_tokens
-    env.reset(seed=0)
-    placed = np.zeros((count, count))
-    steps = 3000
-    previous, kept = None, 0
-    for t in range(steps):
-        order = env.reset(seed=t)[0] if base == "tag" else env.reset()[0]
-        if base == "tag" and stack == "shuffle":
-            tokens = bare.reset(seed=t)[0]
-            index = [int(np.flatnonzero((tokens == row).all(axis=1))[0]) for row in order]
-        elif base == "tag":
-            index = [int(np.flatnonzero(order[:, -1] == 2)[0])] if (order[:, -1] == 2).any() else [0]
-            index = [0, *np.argsort(order[1:, -1], kind="stable") + 1]  # by role: noise is last
-        else:
-            index = order[:, 1].astype(int).tolist()
-            index = index if stack == "shuffle" else [min(i, 5) for i in index]
-        assert index[0] == 0 and order[0, -1] == 0
-        placed[index, range(count)] += 1
-        kept += index == previous
-        previous = index
-    if stack == "shuffle":
-        inner = placed[1:, 1:]
-    else:  # places of one noise token among all
-        inner = placed[5:6, 1:] if base == "cartpole" else placed[1:, 1:]
-    expected = inner.sum(axis=1, keepdims=True) / inner.shape[1]
-    deviation = (inner - expected) / np.sqrt(expected * (1 - 1 / inner.shape[1]))
-    if base == "cartpole" or stack == "shuffle":
-        assert abs(deviation).max() < 4.5
-    assert kept < steps / 4
-    assert placed[0].tolist() == [steps] + [0] * (count - 1)
+@pytest.mark.parametrize("stack", ["shuffle", "gaussian", "range", "frozen"])
+def test_places_are_uniform_and_the_query_fixed(stack: str) -> None:
+    envs = around("cartpole", stack, sync("cartpole", 64, steps=1))
+    seen = [result[0][..., 1] for result in play(envs, draw_actions(envs.action_space, 100), seed=0)]
+    roles = np.array(seen[::2])  # of two steps one is a reset
+    count = envs.token_spec.num_tokens
+    assert not roles[..., 0].any()
+    places = np.stack([(roles == role).argmax(axis=-1) for role in range(1, 5)], axis=-1).reshape(-1, 4)
+    for column in places.T:
+        counts = np.bincount(column, minlength=count)[1:]
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 35  # chi-square with at most 8: seldom above 26
+    pairs = Counter(map(tuple, places[:, :2].tolist()))
+    assert len(pairs) == (count - 1) * (count - 2)
+    assert max(pairs.values()) < 2 * min(pairs.values())
+    again = (roles[1:] == roles[:-1]).all(axis=-1).mean()
+    assert again < 0.1
 
 
 def test_shuffling_moves_rows_whole_and_in_each_step() -> None:
@@ -997,7 +976,7 @@ def test_seeds_are_checked_before_anything_changes() -> None:
     with pytest.raises(RuntimeError, match="the first reset must be of all worlds"):
         envs.reset(options={"reset_mask": np.array([True, False, False])})
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match="reset_mask.*must be bool"):
+    with pytest.raises(ValueError, match=r"reset_mask.*must be bool"):
         envs.reset(options={"reset_mask": np.array([1, 0, 0])})
 
 

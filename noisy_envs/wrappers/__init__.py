@@ -109,8 +109,8 @@ class AddNoiseTokens(TokenWrapper):
         env: of observations that are tokens.
         num_noise: M, or a range (low, high): then the number is drawn for each episode, and padding fills up to high.
         distribution: of each value: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from −`scale` to
-            `scale`), or "marginal": `scale` times the values of a token that carried signal in this world since the
-            last seed, itself drawn from a sample of 128 steps.
+            `scale`), or "marginal": `scale` times the values of a token, not the query, that carried signal in this
+            world since the last seed, drawn from a sample of 128 steps.
         scale: in the units of the values.
         frozen: draw values and places once an episode; otherwise anew in each step.
         shuffle: give all tokens but the query random places; otherwise noise follows the others.

@@ -271,8 +271,9 @@ class AddNoise(TokenRule):
         """Add what the worlds show to their history, and draw values (R, M, V) from it."""
         assert self.history is not None
         history, inner = self.history, self.inner
-        if inner.roles.get("query") is not None:  # a constant is no feature
-            signal = signal & (tokens[..., inner.marker] != inner.roles["query"])
+        xp = namespace(tokens)
+        # the query is no source: its values are constant, or what the agent is to itself
+        signal = signal & (xp.arange(inner.num_tokens, device=signal.device) != inner.query)
         values = tokens[..., : inner.marker] if inner.roles else tokens
         *_, u = drawn(moment.key, moment.step, (0, 0, 1), tokens)
         history.learn(moment.rows, moment.fresh, values, signal, u[:, 0])
