@@ -487,6 +487,16 @@ def test_what_was_returned_stays(base: str, stack: str) -> None:
         assert_same(spoilt.step(action)[0], fresh.step(action)[0])
 
 
+@pytest.mark.parametrize("name", ["FlattenTokens", "TokensAndMask", "ShuffleTokens"])
+def test_what_the_environment_overwrites_is_copied(name: str) -> None:
+    inner = gymnasium.make_vec(TAG, 2, "sync", vector_kwargs={"copy": False})
+    envs = getattr(vector, name)(inner)
+    first = envs.reset(seed=0)[0]
+    kept = copy.deepcopy(first)
+    envs.step(draw_actions(envs.action_space, 1)[0])
+    assert_same(first, kept)
+
+
 def test_given_options_are_left_alone() -> None:
     envs = around("cartpole", "gaussian", sync("cartpole", 2, DISABLED))
     envs.reset(seed=0)
@@ -751,7 +761,7 @@ def test_noise_without_role_is_never_taken_for_padding() -> None:
     env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
     rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "drawn", lambda key, counter, counts, like: [np.zeros((1, n), np.float32) for n in counts])
+        patch.setattr(rules, "drawn", lambda moment, counts, like: [np.zeros((1, n), np.float32) for n in counts])
         moment = rules.Moment(*(np.zeros(1, np.int64) for _ in range(3)), np.zeros((1, 2), np.int64))
         shown, _ = rule.show(env.reset(seed=0)[0][None], np.ones((1, 8), bool), moment)
     assert rule.spec.mask(shown[0, 8:]).all() and (shown[0, 8:, 1:] == -1).all()
@@ -955,13 +965,13 @@ def test_what_is_no_token_is_refused(name: str) -> None:
             getattr(module, name)(plain, **options)
         flat = module.FlattenTokens(module.TokenizeObservation(plain))
         with pytest.raises(
-            ValueError, match=r"(?s)Box\(.*\(10,\), float32\): must be a Box of one agent's tokens \(5, 2\)"
+            ValueError, match=r"(?s)Box\(.*\(10,\), float32\): must be a float32 Box of one agent's tokens \(5, 2\)"
         ):
             getattr(module, name)(flat, **options)
     with pytest.raises(ValueError, match="has no token_spec"):
         getattr(wrappers, name)(gymnasium.make("noisy_envs/BoxWorld-v0", observation="rgb"), **options)
     team = gymnasium.make_vec(TAG, 2, learners="prey")
-    with pytest.raises(ValueError, match=r"must be a Box of one agent's tokens \(8, 5\)"):
+    with pytest.raises(ValueError, match=r"must be a float32 Box of one agent's tokens \(8, 5\)"):
         getattr(vector, name)(team, **options)
 
 

@@ -21,6 +21,11 @@ class Moment(NamedTuple):
     step: np.ndarray  # (R,) int64 steps played of the episode, 0 at its start
     key: np.ndarray  # (R, 2) int64 of the episode
 
+    @property
+    def start(self) -> Moment:
+        """The start of the same episodes."""
+        return self._replace(step=0 * self.step)
+
 
 class Start(NamedTuple):
     """The episodes that a reset begins."""

@@ -43,7 +43,7 @@ class Rule(Protocol):
     def forget(self, rows: np.ndarray) -> None:
         """Drop what is remembered of worlds (R,), which begin with a new seed."""
 
-    def show(self, observations: Any, signal: Array | None, moment: Moment | None) -> tuple[Any, Facts]:
+    def show(self, observations: Any, signal: Array | None, moment: Moment) -> tuple[Any, Facts]:
         """Change observations of R worlds, whose tokens `signal`, bool (R, N), carry signal, where this is known."""
 
 
@@ -93,7 +93,7 @@ class Tokenize:
             return np.asarray(observations)
         return self.batch(list(iterate(self.sources, observations)))
 
-    def show(self, values: Any, signal: Array | None, moment: Moment | None) -> tuple[np.ndarray, Facts]:
+    def show(self, values: Any, signal: Array | None, moment: Moment) -> tuple[np.ndarray, Facts]:
         """Turn values (R, F) into tokens (R, 1 + F, 2): the query 0, 0, and then the features; all count as signal."""
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
@@ -113,8 +113,8 @@ class TokenRule:
     def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
         """Check that observations of `space` are the tokens (N, D) that `spec` describes."""
         shape = spec.num_tokens, spec.num_features
-        if not isinstance(space, spaces.Box) or space.shape != shape:
-            raise ValueError(f"{space}: must be a Box of one agent's tokens {shape}")
+        if not isinstance(space, spaces.Box) or space.shape != shape or space.dtype != np.float32:
+            raise ValueError(f"{space}: must be a float32 Box of one agent's tokens {shape}")
         self.low, self.high = space.low, space.high  # (N, D)
         self.spec = spec
 
@@ -140,7 +140,7 @@ class Mask(TokenRule):
         mask = spaces.Box(0, 1, (spec.num_tokens,), truth)
         self.space = spaces.Dict({"tokens": spaces.Box(self.low, self.high, dtype=np.float32), "mask": mask})
 
-    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[dict[str, Array], Facts]:
+    def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[dict[str, Array], Facts]:
         """Return copies of the tokens (R, N, D), and the mask, bool (R, N)."""
         return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": present(self.spec, tokens)}, {}
 
@@ -153,7 +153,7 @@ class Flatten(TokenRule):
         super().__init__(space, spec)
         self.space = spaces.Box(self.low.ravel(), self.high.ravel(), dtype=np.float32)
 
-    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+    def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N, D) as (R, N · D), row after row."""
         xp = namespace(tokens)
         return xp.reshape(xp.asarray(tokens, copy=True), (len(tokens), -1)), {}
@@ -169,10 +169,9 @@ class Shuffle(TokenRule):
         super().__init__(space, spec)
         self.space = spaces.Box(*anywhere(self.low, self.high, spec.query), dtype=np.float32)
 
-    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+    def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N, D) in another order, and the signal's mask in the same."""
-        assert moment is not None
-        (u,) = drawn(moment.key, moment.step, (self.spec.num_tokens - 1,), tokens)
+        (u,) = drawn(moment, (self.spec.num_tokens - 1,), tokens)
         tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
         return tokens, {} if signal is None else {"signal_mask": signal}
 
@@ -207,6 +206,7 @@ class AddNoise(TokenRule):
         self.most = highest(num_noise)
         self.varies = lowest(num_noise) < self.most
         self.values = spec.num_features - bool(spec.roles)  # V
+        self.draws_each = {"gaussian": 2 * self.values, "uniform": self.values, "marginal": 2}[distribution]
         self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
         roles = spec.roles | {"noise": self.role} if spec.roles else {}
         self.inner = spec
@@ -224,67 +224,56 @@ class AddNoise(TokenRule):
         if self.history is not None:
             self.history.seen[rows] = 0
 
-    def show(self, tokens: Array, signal: Array | None, moment: Moment | None) -> tuple[Array, Facts]:
+    def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N + M, D), the mask of those that carry signal and their share of all but padding."""
-        assert moment is not None
         xp = namespace(tokens)
         if signal is None:
             signal = present(self.inner, tokens)
-        noise = self._noise(tokens, signal, moment)
+        chance = moment.start if self.frozen else moment
+        u_values, u_places = drawn(chance, (self.most * self.draws_each, self.spec.num_tokens - 1), tokens)
+        if self.history is None:
+            values = gaussian(u_values) if self.distribution == "gaussian" else 2 * u_values - 1
+            values = xp.reshape(values, (len(tokens), self.most, self.values))
+        else:
+            values = self._remembered(self.history, tokens, signal, u_values, moment)
+        noise = self._named(values * self.scale, moment)
         tokens = xp.concat([tokens, noise], axis=1)
         signal = xp.concat([signal, xp.zeros_like(noise[..., 0], dtype=xp.bool)], axis=1)
         if self.shuffle:
-            when = 0 * moment.step if self.frozen else moment.step
-            _, u = drawn(moment.key, when, (0, self.spec.num_tokens - 1), tokens)
-            tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
+            tokens, signal = permuted(places(u_places, self.spec.query), tokens, signal)
         real = xp.float64 if xp is np else xp.float32  # as our vector environments have it
         number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, present(self.spec, tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
 
-    def _noise(self, tokens: Array, signal: Array, moment: Moment) -> Array:
-        """Draw the noise tokens (R, M, D)."""
-        xp = namespace(tokens)
-        size = len(tokens), self.most, self.values
-        when = 0 * moment.step if self.frozen else moment.step
-        if self.history is not None:
-            values = self._remembered(tokens, signal, moment)
-        elif self.distribution == "gaussian":
-            (u,) = drawn(moment.key, when, (2 * self.most * self.values,), tokens)
-            values = xp.reshape(gaussian(u), size)
-        else:
-            (u,) = drawn(moment.key, when, (self.most * self.values,), tokens)
-            values = xp.reshape(2 * u - 1, size)
-        values = values * self.scale
+    def _named(self, values: Array, moment: Moment) -> Array:
+        """Make noise tokens (R, M, D) of values (R, M, V), and padding of those that the episode does not have."""
+        xp = namespace(values)
         if self.inner.roles:
             noise = xp.concat([values, xp.full_like(values[..., :1], self.role)], axis=-1)
         else:  # a marker must not be taken for padding
             noise, marker = values, values[..., self.inner.marker]
             noise[..., self.inner.marker] = xp.where(marker == self.inner.padding, xp.zeros_like(marker), marker)
         if self.varies:
-            *_, u = drawn(moment.key, 0 * moment.step, (0, 0, 0, 1), tokens)
+            *_, u = drawn(moment.start, (0, 0, 0, 1), values)
             number = lowest(self.num_noise) + xp.floor(u * (1 + self.most - lowest(self.num_noise)))  # (R, 1)
             absent = xp.arange(self.most, device=u.device) >= number
             noise = xp.where(absent[..., None], self._padding_row(noise), noise)
         return noise
 
-    def _remembered(self, tokens: Array, signal: Array, moment: Moment) -> Array:
-        """Add what the worlds show to their history, and draw values (R, M, V) from it."""
-        assert self.history is not None
-        history, inner = self.history, self.inner
+    def _remembered(self, history: History, tokens: Array, signal: Array, u: Array, moment: Moment) -> Array:
+        """Add what the worlds show to their history, and draw values (R, M, V) from it by uniforms (R, 2 M)."""
         xp = namespace(tokens)
         # the query is no source: its values are constant, or what the agent is to itself
-        signal = signal & (xp.arange(inner.num_tokens, device=signal.device) != inner.query)
-        values = tokens[..., : inner.marker] if inner.roles else tokens
-        *_, u = drawn(moment.key, moment.step, (0, 0, 1), tokens)
-        history.learn(moment.rows, moment.fresh, values, signal, u[:, 0])
-        when = 0 * moment.step if self.frozen else moment.step
-        (u,) = drawn(moment.key, when, (2 * self.most,), tokens)
+        source = signal & (xp.arange(self.inner.num_tokens, device=signal.device) != self.inner.query)
+        values = tokens[..., : self.inner.marker] if self.inner.roles else tokens
+        *_, u_place = drawn(moment, (0, 0, 1), tokens)
+        history.learn(moment.rows, moment.fresh, values, source, u_place[:, 0])
         found = history.draw(moment.rows, u)
         if not self.frozen:
             return found
         if self.kept is None:
             shape = self.num_worlds, self.most, self.values
-            self.kept = namespace(found).zeros(shape, dtype=found.dtype, device=found.device)
+            self.kept = xp.zeros(shape, dtype=found.dtype, device=found.device)
         starts = np.flatnonzero(moment.fresh & (moment.step == 0))
         self.kept[moved(moment.rows[starts], found)] = found[moved(starts, found)]
         return self.kept[moved(moment.rows, found)]
@@ -396,9 +385,12 @@ def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray,
     return low, high
 
 
-def drawn(key: np.ndarray, counter: np.ndarray, counts: tuple[int, ...], like: Array) -> tuple[Array, ...]:
-    """Draw uniforms (R, count), float32 for each of `counts`, in the library and on the device of `like`."""
-    return uniforms(moved(key, like), moved(counter, like), counts)
+def drawn(moment: Moment, counts: tuple[int, ...], like: Array) -> tuple[Array, ...]:
+    """Draw uniforms (R, count), float32 for each of `counts`, in the library and on the device of `like`.
+
+    The streams of `AddNoise` are its values, the places, the memory of the marginal, and the number of tokens.
+    """
+    return uniforms(moved(moment.key, like), moved(moment.step, like), counts)
 
 
 def gaussian(u: Array) -> Array:
