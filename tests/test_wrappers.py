@@ -396,6 +396,40 @@ def test_no_world_depends_on_another(mode: AutoresetMode) -> None:
             assert not info["signal_mask"][0].any() and info["snr"][0] == 0 < info["snr"][1]
 
 
+class Quiet(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Somebody's vector environment of tokens, that does not tell which are signal."""
+
+    @property
+    def token_spec(self) -> Any:
+        return self.env.token_spec
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=options)[0], {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return *self.env.step(actions)[:4], {}
+
+
+def test_what_is_shown_again_is_not_remembered_twice() -> None:
+    for stack in ("marginal", "marginal-frozen"):
+        alone, pushed = (around("tag", stack, Quiet(gymnasium.make_vec(TAG, 2))) for _ in range(2))
+        for envs in (alone, pushed):
+            envs.reset(seed=0)
+        for action in draw_actions(alone.action_space, 8):
+            assert_same(alone.step(action)[0][0], pushed.step(action)[0][0])
+            for _ in range(3):
+                pushed.reset(options={"reset_mask": np.array([False, True])})
+
+
+def test_all_tokens_but_padding_count_as_signal_where_none_is_named() -> None:
+    envs = vector.AddNoiseTokens(Quiet(gymnasium.make_vec("noisy_envs/SimpleTag-v0", 4, num_obstacles=(0, 9))), 3)
+    tokens, info = envs.reset(seed=0)
+    present = envs.token_spec.mask(tokens)
+    assert not present.all()
+    assert_same(info["signal_mask"], present & (tokens[..., -1] != 4))
+    assert_same(info["snr"], (present.sum(axis=1) - 3) / present.sum(axis=1))
+
+
 def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() -> None:
     envs = around("cartpole", "gaussian", gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"))
     twins = [single("cartpole", "gaussian") for _ in range(2)]
