@@ -396,6 +396,17 @@ def test_no_world_depends_on_another(mode: AutoresetMode) -> None:
             assert not info["signal_mask"][0].any() and info["snr"][0] == 0 < info["snr"][1]
 
 
+@pytest.mark.parametrize("stack", ["gaussian", "marginal-frozen"])
+def test_a_world_that_ended_and_is_reset_by_its_mask_is_not_reset_again(stack: str) -> None:
+    ours, theirs = around("cartpole", stack, sync("cartpole", steps=3)), of_singles("cartpole", stack, steps=3)
+    results = []
+    for envs in (ours, theirs):
+        seen = play(envs, [np.zeros(3, int)] * 3, seed=0)
+        seen.append(envs.reset(options={"reset_mask": np.array([True, False, True])}))
+        results.append([result[:-1] for result in seen + play(envs, [np.ones(3, int)] * 5)])
+    assert_same(*results)
+
+
 class Quiet(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """Somebody's vector environment of tokens, that does not tell which are signal."""
 
@@ -711,6 +722,16 @@ def test_signal_to_noise_ratio() -> None:
     assert info["snr"] == 4 / 36
     assert_same(info["signal_mask"], np.isin(tokens[:, -1], [0, 2, 3]))
     assert wrappers.AddNoiseTokens(single("cartpole"), 0).reset(seed=0)[1]["snr"] == 1.0
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_bounds_of_marginal_noise_are_scaled(scale: float) -> None:
+    for base in ("pendulum", "tag", "cartpole"):
+        bare = single(base)
+        env = wrappers.AddNoiseTokens(bare, 4, "marginal", scale, shuffle=False)
+        box, inner = env.observation_space, bare.observation_space
+        assert_same(box.high[-4:, :-1], np.tile(inner.high[1:, :-1].max(axis=0) * np.float32(scale), (4, 1)))
+        assert_same(box.low[-4:, :-1], np.tile(inner.low[1:, :-1].min(axis=0) * np.float32(scale), (4, 1)))
 
 
 def test_noise_is_named() -> None:

@@ -17,9 +17,7 @@ def find(env: AnyEnv, name: str, default: Any) -> Any:
     while not hasattr(env, name):
         if isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
             env = env.env
-        elif (
-            hasattr(env, "call") and env.call("has_wrapper_attr", name)[0]
-        ):  # asked first: a worker may die of an error
+        elif hasattr(env, "call") and env.call("has_wrapper_attr", name)[0]:  # asked first: an error ends a worker
             return env.call("get_wrapper_attr", name)[0]
         else:
             return default

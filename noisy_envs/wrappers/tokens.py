@@ -418,10 +418,8 @@ def permuted(order: Array, tokens: Array, signal: Array | None) -> tuple[Array, 
 
 
 def one(shown: Any, i: int) -> Any:
-    """Return observation i of a batch, an array (R, ...) or a dictionary of such, as an array of its own."""
-    if isinstance(shown, dict):
-        return {name: part[i].copy() for name, part in shown.items()}
-    return shown[i].copy()
+    """Return observation i of a batch, an array (R, ...) or a dictionary of such."""
+    return {name: part[i] for name, part in shown.items()} if isinstance(shown, dict) else shown[i]
 
 
 def moved(array: np.ndarray, like: Array) -> Array:
