@@ -349,11 +349,11 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
     for native in natives:
         ours, theirs = around(base, stack, native), of_singles(base, stack, 3, mode)
         ends = 0
-        for a, b in zip(playing(ours, 60), playing(theirs, 60), strict=True):
+        for a, b in zip(playing(ours, 36), playing(theirs, 36), strict=True):
             assert_same(a[:-1], b[:-1])
             assert_same(dict(sorted(a[-1].items())), dict(sorted(b[-1].items())))
             ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
-        assert ends >= 10
+        assert ends >= 6
 
 
 @each_base
@@ -673,7 +673,7 @@ def test_marginal_noise_is_of_the_past_of_its_own_world() -> None:
     env = single("cartpole", "marginal")
     seen: set[float] = set()
     gone, late = 0, 0
-    for t, result in enumerate(play(env, draw_actions(env.action_space, 1500), seed=0)):
+    for t, result in enumerate(play(env, draw_actions(env.action_space, 1200), seed=0)):
         tokens = result[0]
         is_noise = tokens[:, 1] == 5
         seen |= set(tokens[~is_noise & (tokens[:, 1] != 0), 0].tolist())
@@ -923,7 +923,7 @@ def test_tensors_are_as_arrays(stack: str, mode: AutoresetMode) -> None:
         around("tag", stack, gymnasium.make_vec(TAG, 3, backend=one, **options)) for one in ("numpy", "torch")
     )
     finals = 0
-    for a, b in zip(playing(numpy, 40), playing(tensors, 40, backend="torch"), strict=True):
+    for a, b in zip(playing(numpy, 25), playing(tensors, 25, backend="torch"), strict=True):
         pairs = [(a[0], b[0]), (a[-1]["signal_mask"], b[-1]["signal_mask"]), (a[-1]["snr"], b[-1]["snr"])]
         pairs.append((a[-1]["_signal_mask"], b[-1]["_signal_mask"]))
         if "final_obs" in a[-1]:
