@@ -1,6 +1,6 @@
 """Steps a second of our environments and of their peers, everything included: actions, resets, observations, infos.
 
-    python benchmarks/env_speed.py [--out speed.png] [--threads 1 2] [--device cuda] [--works TEXT] [--smoke]
+    python benchmarks/env_speed.py [--out speed.png] [--threads 1 2] [--device cuda] [--works NAME …] [--smoke]
     pip install mpe2 vmas jax jaxmarl      # the peers: those that are missing are left out
 
 Each row is measured in a process of its own, bound to as many cores as it has threads, several times; the table has
@@ -175,7 +175,7 @@ def plan(args: argparse.Namespace, missing: set[str]) -> Iterator[Row]:
         growing = () if args.worlds or args.device == "cuda" or work.name not in GROWTH else (GROWTH_WORLDS,)
         for worlds in sorted({*given, *growing}):
             for name, engine in ENGINES.items():
-                asked = args.works in work.name and args.engines in name and PACKAGES.get(name) not in missing
+                asked = work.name in args.works and name in args.engines and PACKAGES.get(name) not in missing
                 at_home = worlds in given or name in ("NumPy", "JaxMARL", "VMAS, one substep")
                 if asked and at_home and args.device in engine.devices and engine.fits(work, worlds):
                     for threads in args.threads if engine.threaded else args.threads[:1]:
@@ -345,8 +345,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=BOTH, default="cpu")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of engines that can use several")
     parser.add_argument("--worlds", type=int, nargs="+", help="for all works, instead of a choice for each")
-    parser.add_argument("--works", default="", metavar="TEXT", help="those whose name holds it")
-    parser.add_argument("--engines", default="", metavar="TEXT", help="those whose name holds it")
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="NAME", help="what is played")
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME", help="who plays"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--least", type=float, default=0.4, help="seconds of a repeat")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a row")
