@@ -112,7 +112,7 @@ def pure_step(rules: Rules, worlds: Worlds, actions: Array) -> tuple[Worlds, Out
     terminated, truncated = judge(rules, state, clock)
     ended = terminated | truncated
     final_tokens = tokens
-    worlds = worlds._replace(state=state, clock=clock)
+    worlds = Worlds(state, clock, *worlds[2:])
     if on_gpu(ended) or bool(xp.any(ended)):
         worlds, tokens = renew(rules, worlds, tokens, ended)
     rows = (tokens, final_tokens, reward, *(xp.repeat(x, count) for x in (terminated, truncated)))
@@ -140,7 +140,7 @@ def renewing_step(
     resets_now, resets_later = (renews and mode is one for one in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP))
     ended = over(rules, worlds) if resets_now else None
     state, clock, tokens, reward = play(rules, worlds.state, worlds.key, worlds.clock, actions)
-    worlds = worlds._replace(state=state, clock=clock)
+    worlds = Worlds(state, clock, *worlds[2:])  # torch 2.11 loses what `_replace` returns
     if ended is not None:
         worlds, tokens = renew(rules, worlds, tokens, ended)
         reward = xp.where(ended[:, None], xp.zeros_like(reward), reward)
