@@ -198,7 +198,7 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
             capture_output=True, text=True, timeout=args.timeout, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"took more than {args.timeout:.0f} s") from None
+        raise RuntimeError(f"took more than {args.timeout:g} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise RuntimeError(next((line for line in reversed(lines) if "Error" in line), lines[-1]))
@@ -360,6 +360,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         args.repeats, args.least, args.threads = 1, 0.0, args.threads[:1]
     if min(*args.threads, *(args.worlds or [1]), args.repeats) < 1:
         parser.error("--threads, --worlds and --repeats must be at least 1")
+    if max(args.threads) > (os.cpu_count() or 1):
+        parser.error(f"--threads {max(args.threads)}: must be at most the {os.cpu_count()} of this machine")
     if args.out is not None and args.out.suffix != ".png":
         parser.error(f"--out {args.out}: must end in .png")
     return args
