@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import players
-from players import Play, Work
+from players import EPISODE, Play, Work
 
 from noisy_envs.files import write_atomically
 from noisy_envs.runs import commit
@@ -65,6 +65,8 @@ class Engine(NamedTuple):
     peer: bool = False
     threaded: bool = False  # whether more threads are of use
     devices: tuple[str, ...] = ("cpu",)
+    everywhere: bool = False  # whether it plays all works, where not asked for, or the main one alone
+    most: int = 2**20  # worlds on a CPU: more take minutes
 
 
 def tag(work: Work, worlds: int) -> bool:
@@ -92,14 +94,21 @@ def compiling(work: Work, worlds: int) -> bool:
     return worlds >= 1024
 
 
+def crowd(work: Work, worlds: int) -> bool:
+    """Tell whether a work is SimpleTag with many worlds."""
+    return tag(work, worlds) and worlds >= 64
+
+
 BOTH = ("cpu", "cuda")
 ENGINES = {
-    "one world": Engine(players.one_world, one),
+    "one world": Engine(players.one_world, one, everywhere=True),
     "one world, in contact all the time": Engine(players.in_contact, lambda w, n: n == 1 and w.name == MAIN),
-    "levels drawn, not steps": Engine(players.levels_drawn, lambda w, n: n == 1 and "BoxWorld" in w.name),
+    "levels drawn, not steps": Engine(
+        players.levels_drawn, lambda w, n: n == 1 and "BoxWorld" in w.name, everywhere=True
+    ),
     "Gymnasium's SyncVectorEnv": Engine(players.processes("sync"), some),
     "Gymnasium's AsyncVectorEnv": Engine(players.processes("async"), some, threaded=True),
-    "NumPy": Engine(players.vector(), many),
+    "NumPy": Engine(players.vector(), many, everywhere=True),
     "NumPy, copy=False": Engine(players.vector(copy=False), many),
     "NumPy, all agents observe": Engine(players.vector(learners="all"), lambda w, n: tag(w, n) and n > 1),
     "torch": Engine(players.vector("torch"), compiling, devices=BOTH),
@@ -114,11 +123,9 @@ ENGINES = {
         devices=BOTH,
     ),
     "pure_step in a CUDA graph": Engine(players.recorded, compiling, devices=("cuda",)),
-    "MPE2": Engine(players.mpe2, lambda w, n: tag(w, n) and n == 1, peer=True),
-    "VMAS, one substep": Engine(
-        players.vmas, lambda w, n: tag(w, n) and n >= 64, peer=True, threaded=True, devices=BOTH
-    ),
-    "JaxMARL": Engine(players.jaxmarl, lambda w, n: tag(w, n) and n >= 64, peer=True, threaded=True, devices=BOTH),
+    "MPE2": Engine(players.mpe2, lambda w, n: tag(w, n) and n == 1, peer=True, everywhere=True),
+    "VMAS, one substep": Engine(players.vmas, crowd, peer=True, threaded=True, devices=BOTH, everywhere=True),
+    "JaxMARL": Engine(players.jaxmarl, crowd, peer=True, threaded=True, devices=BOTH, everywhere=True, most=4096),
 }
 PACKAGES = {"MPE2": "mpe2", "VMAS, one substep": "vmas", "JaxMARL": "jaxmarl"}
 WORLDS = {"cpu": (1, 64, 1024, 4096, 65536), "cuda": (4096, 16384, 65536, 1048576)}
@@ -153,8 +160,8 @@ class Result(NamedTuple):
 
 
 def rates(play: Play, repeats: int, least: float) -> list[float]:
-    """Return steps a second, one figure a repeat of at least `least` seconds, after a warm-up of two episodes."""
-    play(260)
+    """Return steps a second, one figure a repeat of at least `least` seconds, after a warm-up of more than an episode."""
+    play(EPISODE + 2)
     count = 16
     figures: list[float] = []
     while len(figures) < repeats:
@@ -171,14 +178,15 @@ def rates(play: Play, repeats: int, least: float) -> list[float]:
 def plan(args: argparse.Namespace, missing: set[str]) -> Iterator[Row]:
     """Name the rows to measure."""
     for work in WORKS.values():
-        given = args.worlds or (WORLDS if work.name == MAIN else ELSEWHERE)[args.device]
+        main = work.name == MAIN or args.worlds
+        given = args.worlds or (WORLDS if main else ELSEWHERE)[args.device]
         growing = () if args.worlds or args.device == "cuda" or work.name not in GROWTH else (GROWTH_WORLDS,)
         for worlds in sorted({*given, *growing}):
             for name, engine in ENGINES.items():
                 asked = work.name in args.works and name in args.engines and PACKAGES.get(name) not in missing
-                at_home = worlds in given or name in ("NumPy", "JaxMARL", "VMAS, one substep")
-                if asked and at_home and args.device in engine.devices and engine.fits(work, worlds):
-                    for threads in args.threads if engine.threaded else args.threads[:1]:
+                able = args.device in engine.devices and (worlds <= engine.most or args.device == "cuda")
+                if asked and able and (main or engine.everywhere) and engine.fits(work, worlds):
+                    for threads in args.threads if engine.threaded and main else args.threads[:1]:
                         yield Row(work.name, name, worlds, threads, args.device)
 
 

@@ -205,7 +205,7 @@ def vmas(work: Work, worlds: int, device: str) -> Play:
 
 
 def jaxmarl(work: Work, worlds: int, device: str) -> Play:
-    """Play JaxMARL's SimpleTagMPE, obstacles hollow, an episode of all worlds in one compiled scan."""
+    """Play JaxMARL's SimpleTagMPE, obstacles hollow, 32 steps of all worlds in one compiled scan."""
     import jax
     import jax.numpy as jnp
     from jaxmarl.environments.mpe.simple_tag import SimpleTagMPE
@@ -224,8 +224,8 @@ def jaxmarl(work: Work, worlds: int, device: str) -> Play:
         return (state, seen, reward), None  # carried from step to step, so that each step writes all of it
 
     @jax.jit
-    def episode(carry: Any, key: Any) -> Any:
-        return jax.lax.scan(step, carry, jax.random.split(key, EPISODE))[0]
+    def scan(carry: Any, key: Any) -> Any:
+        return jax.lax.scan(step, carry, jax.random.split(key, 32))[0]
 
     seen, state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), worlds))
     carry = state, seen, dict.fromkeys(env.agents, jnp.zeros(worlds))
@@ -233,10 +233,11 @@ def jaxmarl(work: Work, worlds: int, device: str) -> Play:
 
     def play(steps: int) -> int:
         nonlocal carry
-        for _ in range(-(-steps // EPISODE)):
-            carry = episode(carry, next(keys))
+        scans = -(-steps // 32)
+        for _ in range(scans):
+            carry = scan(carry, next(keys))
         jax.block_until_ready(carry)
-        return -(-steps // EPISODE) * EPISODE * worlds
+        return scans * 32 * worlds
 
     return play
 
