@@ -210,25 +210,28 @@ def jaxmarl(work: Work, worlds: int, device: str) -> Play:
     import jax.numpy as jnp
     from jaxmarl.environments.mpe.simple_tag import SimpleTagMPE
 
-    env = SimpleTagMPE(num_good_agents=3, num_adversaries=1, num_obs=work.obstacles, max_steps=EPISODE)
+    env = SimpleTagMPE(
+        num_good_agents=3, num_adversaries=1, num_obs=work.obstacles, max_steps=EPISODE - 1
+    )  # counts from 0
     solid = bool(work.options.get("collidable_obstacles"))
     env.collide = jnp.concatenate([jnp.ones(4, bool), jnp.full(work.obstacles, solid)])
 
     def step(carry: Any, key: Any) -> Any:
-        state, _, _ = carry
+        state = carry[0]
         key_action, key_step = jax.random.split(key)
         drawn = jax.random.randint(key_action, (env.num_agents, worlds), 0, 5)
         actions = dict(zip(env.agents, drawn, strict=True))
-        seen, state, reward, *_ = jax.vmap(env.step)(jax.random.split(key_step, worlds), state, actions)
+        seen, state, reward, ended, _ = jax.vmap(env.step)(jax.random.split(key_step, worlds), state, actions)
         reward = {name: value.astype(jnp.float32) for name, value in reward.items()}
-        return (state, seen, reward), None  # carried from step to step, so that each step writes all of it
+        return (state, seen, reward, ended), None  # carried from step to step, so that each step writes all of it
 
     @jax.jit
     def scan(carry: Any, key: Any) -> Any:
         return jax.lax.scan(step, carry, jax.random.split(key, 32))[0]
 
     seen, state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), worlds))
-    carry = state, seen, dict.fromkeys(env.agents, jnp.zeros(worlds))
+    ended = dict.fromkeys([*env.agents, "__all__"], jnp.zeros(worlds, bool))
+    carry = state, seen, dict.fromkeys(env.agents, jnp.zeros(worlds)), ended
     keys = (jax.random.key(number) for number in itertools.count(1))
 
     def play(steps: int) -> int:
