@@ -308,9 +308,10 @@ class BoxWorld:
 
         thing = xp.asarray(state.thing, copy=True)
         thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
-        event = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0] + (opened * state.outcome).sum(axis=1)
+        event = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0]
         if xp is np and not np.count_nonzero(opened):
             return thing, state.outcome, in_the_way, event
+        event = event + (opened * state.outcome).sum(axis=1)
         opens = opened.any(axis=1)
         thing[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
         return *self._remove(thing, state.outcome, opened), in_the_way, event
@@ -347,16 +348,11 @@ class BoxWorld:
         cell, colour = state.thing[..., 0], state.thing[..., 1]  # (B, M)
         if self.observation == "entities":
             return draw_tokens(table, state.size, cell, colour)[:, None]
-        place = self._place(state)
+        place = table["place"][table["first"][state.size] + cell[:, 0]]  # (B,)
         tokens = take_rows(table["bare"], place)  # (B, N, 5)
         world = namespace(cell).arange(cell.shape[0], device=cell.device)
         tokens[world[:, None], table["row"][place[:, None], cell], :3] = take_rows(table["paint"], colour)
         return tokens[:, None]
-
-    def _place(self, state: State) -> Array:
-        """Return the numbers (B,) of the agents' places in the tables of "pixels"."""
-        table = self.tables(state.size)
-        return table["place"][table["first"][state.size] + state.thing[:, 0, 0]]
 
     def shown(self, state: State) -> Array:
         """Return the cells (B, N) that the tokens show, or for "rgb" the pixels (B, w²)."""
@@ -364,8 +360,10 @@ class BoxWorld:
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
-            order = pixel_tables(lowest(self.size), highest(self.size))["order"]
-            return take_rows(xp.asarray(order, dtype=xp.int64, device=cell.device), self._place(state))
+            table = pixel_tables(lowest(self.size), highest(self.size))
+            size, agent = as_numpy(state.size), as_numpy(cell[:, 0])
+            order = table["order"][table["place"][table["first"][size] + agent]]
+            return xp.asarray(order, dtype=xp.int64, device=cell.device)
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
@@ -396,8 +394,8 @@ class BoxWorld:
         if self.observation == "entities":
             return self.token_mask(tokens)
         empty = self.tables(tokens)["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other's red
-        red, largest = tokens[..., 0], namespace(tokens).maximum(tokens[..., 1], tokens[..., 2])
-        return (red != empty) & (namespace(tokens).maximum(red, largest) > 0)
+        red, blue = tokens[..., 0], tokens[..., 2]  # without both only black is
+        return (red != empty) & (namespace(tokens).maximum(red, blue) > 0)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
