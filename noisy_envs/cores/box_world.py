@@ -393,9 +393,10 @@ class BoxWorld:
         """
         if self.observation == "entities":
             return self.token_mask(tokens)
-        empty = self.tables(tokens)["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other's red
-        red, blue = tokens[..., 0], tokens[..., 2]  # without both only black is
-        return (red != empty) & (namespace(tokens).maximum(red, blue) > 0)
+        table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
+        empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # arrays of (): dearer to compare with are numbers
+        red, blue = tokens[..., 0], tokens[..., 2]  # no other's red is that of empty, without both only black is
+        return (red != empty) & (namespace(tokens).maximum(red, blue) > black)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
@@ -494,8 +495,6 @@ class BoxWorld:
         if made is None:
             xp = namespace(like)
             made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
-            if xp is not np and "row" in made:
-                made["row"] = xp.astype(made["row"], xp.int64)  # torch takes no smaller ones as indices
             self._made[like.device] = made
         return made
 
@@ -574,7 +573,7 @@ def pixel_tables(smallest: int, largest: int) -> Mapping[str, np.ndarray]:
     first, place = np.zeros(largest + 1, np.int64), np.zeros((largest + 1 - smallest) * cells, np.int64)
     sizes = np.repeat(np.arange(smallest, largest + 1), np.arange(smallest, largest + 1) ** 2)  # (P,)
     order = np.full((len(sizes), largest**2 + 1), nowhere, np.int16)
-    row = np.zeros((len(sizes), cells), np.int16)
+    row = np.zeros((len(sizes), cells), np.int64)  # torch takes no smaller ones as indices, NumPy converts them first
     count = 0
     for size in range(smallest, largest + 1):
         line, column = np.divmod(np.arange(size * size), size)
