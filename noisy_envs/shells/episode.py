@@ -74,9 +74,9 @@ class Episode:
         self.state = state
         self._judge()
 
-    def advance(self, action: Array) -> list[float]:
-        """Play one step of the joint action (1, A, ...) and return the rewards of the learners."""
-        self.state = self.core.transition(self.state, action, self.chance())
+    def advance(self, action: Array, chance: Any) -> list[float]:
+        """Play one step of the joint action (1, A, ...) and of `chance()`, and return the rewards of the learners."""
+        self.state = self.core.transition(self.state, action, chance)
         self.clock += 1
         self._judge()
         rewards: list[float] = self.core.reward(self.state, self.learners)[0].tolist()
