@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a step of a vector environment shows of B worlds."""
+    """What a step of a vector environment shows of B worlds: without the axis n if there is but one learner to see."""
 
     tokens: Array  # (B, n, N, D)
     reward: Array  # (B, n)
@@ -148,6 +148,9 @@ def renewing_step(
         final_tokens, final_facts = tokens, _facts(rules, worlds, tokens, lead)
         worlds, tokens = renew(rules, worlds, tokens, terminated | truncated)
     facts = _facts(rules, worlds, tokens, lead) if renews or rules.core.signal_moves or rules.core.terminates else {}
+    if lead == 1:
+        tokens, reward = tokens[:, 0], reward[:, 0]
+        final_tokens = None if final_tokens is None else final_tokens[:, 0]
     return worlds, Shown(tokens, reward, final_tokens, terminated, truncated, facts, final_facts)
 
 

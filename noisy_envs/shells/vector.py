@@ -245,9 +245,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if renews:
             self._steps_to_end = self.max_steps if self._in_step else 0
         self._facts = shown.facts or self._facts
-        seen = [x[:, 0] if self._squeeze and x is not None else x for x in shown[:3]] + [*shown[3:5]]
+        seen: tuple[Any, ...] = shown[:5]
         if self._compile and self._copy:
-            seen = [x if x is None else x.clone() for x in seen]
+            seen = tuple(x if x is None else x.clone() for x in seen)
         tokens, reward, final_tokens, terminated, truncated = seen
         info: dict[str, Any] = {}
         if final_tokens is not None:
@@ -455,7 +455,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _own(self, array: Array) -> Array:
         """Return a copy for the user to keep, unless that is not asked for."""
-        return namespace(array).asarray(array, copy=True) if self._copy else array
+        if not self._copy:
+            return array
+        return array.copy() if self.backend == "numpy" else array.clone()
 
     def _final(self, tokens: Array, ended: Array, facts: dict[str, Array]) -> dict[str, Any]:
         """Lay out the last observations of the worlds `ended` as Gymnasium does, or densely on torch."""
