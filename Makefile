@@ -30,7 +30,7 @@ wheel: $(VENV)/dev  ## build the wheel and test it from outside the checkout
 	build/wheel/bin/python -m pip install --quiet dist/*.whl pytest
 	cd build && wheel/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/installed_wheel.py
 
-benchmark: $(VENV)/dev  ## speed on this machine, beside MPE2
+benchmark: $(VENV)/dev  ## speed on this machine, beside the peers that are installed
 	$(BIN)/python benchmarks/env_speed.py
 
 help:  ## name the targets

@@ -27,14 +27,14 @@ from noisy_envs.options import highest
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registry import CORES
 from noisy_envs.shells.common import casting
-from noisy_envs.shells.vector import play
+from noisy_envs.shells.pure import Rules, play
 
 LEARNER = slice(0, 1)
 
 
 def rule_book(core: Any) -> Callable[..., Any]:
     """Return the step of the core: (state, key, clock, action) -> state, clock, tokens, reward."""
-    return partial(play, core, LEARNER, casting(core, LEARNER))
+    return partial(play, Rules(core, LEARNER, casting(core, LEARNER), core.max_steps, None))
 
 
 def hand_written(core: SimpleCentroid) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ class Recorded:
         """Wrap a function."""
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Any] = []
+        self._inputs: Any = None
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
@@ -29,16 +29,15 @@ class Recorded:
         if self._graph is None:
             self._record(inputs)
         assert self._graph is not None
-        for own, given in zip(self._inputs, tree_leaves(inputs), strict=True):
-            if own is not None and own.data_ptr() != given.data_ptr():
-                own.copy_(given)
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if own is not given:  # where a call returns its argument, the next takes it as it is
+                _put(own, given)
         self._graph.replay()
         return self._outputs
 
     def _record(self, inputs: Any) -> None:
         """Warm up on copies of the inputs, on a stream of its own as CUDA asks, then record."""
-        copies = tree_map(lambda x: None if x is None else x.clone(), inputs)
-        self._inputs = tree_leaves(copies)
+        copies = self._inputs = tree_map(lambda x: None if x is None else x.clone(), inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
@@ -49,3 +48,9 @@ class Recorded:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._outputs = self._function(*copies)
+
+
+def _put(own: Any, given: Any) -> None:
+    for to, tensor in zip(tree_leaves(own), tree_leaves(given), strict=True):
+        if to is not None and to.data_ptr() != tensor.data_ptr():
+            to.copy_(tensor)

@@ -22,6 +22,7 @@ from noisy_envs.arrays import Array, namespace
 MASK = 0xFFFFFFFF
 WEYL = 0x1E3779B9  # odd and below 2**31: neighbouring indices land far apart
 STREAM = 1 << 24  # indices in one stream
+FEW = 8  # numbers that cost less to hash one by one than as an array of NumPy; about equal at 16
 KEY_SALTS = (0x243F6A88, 0x05A308D3)  # two independent chains make a key of 64 bits
 MAX_SEED = 2**63 - 1
 
@@ -92,8 +93,11 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     else:
         base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
     offset = _kept_offsets(counts) if xp is np else _offsets(xp, counts, key.device)
-    word = _mix((base + offset) & MASK)
-    word = _mix(word ^ key[:, 1:])  # (B, sum of counts)
+    if isinstance(base, int) and sum(counts) <= FEW:
+        second = int(key[0, 1])
+        word = np.array([[_mix(_mix((base + x) & MASK) ^ second) for x in offset.tolist()]])
+    else:
+        word = _mix(_mix((base + offset) & MASK) ^ key[:, 1:])  # (B, sum of counts)
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return tuple(drawn[:, end - count : end] for end, count in zip(ends, counts, strict=True))
@@ -110,6 +114,8 @@ class Draws:
     def below(self, count: int) -> int:
         """Draw from 0 to count − 1."""
         self._index += 1
+        if count == 1:  # no choice: nothing to hash
+            return 0
         word = _mix((self._keys[0] + self._index * WEYL) & MASK)
         return _mix(word ^ self._keys[1]) * count >> 32
 

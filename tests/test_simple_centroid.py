@@ -17,7 +17,7 @@ from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells import episode as episode_shell
 from noisy_envs.shells.common import casting, observation_box
-from noisy_envs.shells.vector import play
+from noisy_envs.shells.pure import Rules, play
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
 EVERY_KIND = {
@@ -725,7 +725,7 @@ def test_a_step_compiles_whole(options):
     shape = (4, 1, 5) if core.continuous_actions else (4, 1)
     world = State(*map(torch.from_numpy, state)), torch.from_numpy(key), torch.zeros(4, dtype=torch.int64)
     action = torch.ones(shape, dtype=torch.float32 if core.continuous_actions else torch.int64)
-    inputs = core, learner, casting(core, learner), *world, action
+    inputs = Rules(core, learner, casting(core, learner), core.max_steps, None), *world, action
     expected = play(*inputs)
     compiled = torch.compile(play, fullgraph=True, backend="eager")(*inputs)
     for ours, theirs in zip((*expected[0], *expected[1:]), (*compiled[0], *compiled[1:]), strict=True):

@@ -19,7 +19,7 @@ from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells import episode as episode_shell
 from noisy_envs.shells.common import casting, observation_box
-from noisy_envs.shells.vector import play
+from noisy_envs.shells.pure import Rules, play
 
 SOLID = ("collidable_predators", "collidable_prey", "collidable_obstacles")
 EVERY_KIND: dict[str, dict[str, Any]] = {
@@ -646,7 +646,8 @@ def test_a_step_compiles_whole(options, team):
     core = SimpleTag(**options)
     learners = core.teams[team]
     state, key = worlds(core, 4)
-    inputs = core, learners, casting(core, learners), State(*map(torch.from_numpy, state)), torch.from_numpy(key)
+    rules = Rules(core, learners, casting(core, learners), core.max_steps, None)
+    inputs = rules, State(*map(torch.from_numpy, state)), torch.from_numpy(key)
     count = learners.stop - learners.start
     action = torch.ones((4, count, 5)) if core.continuous_actions else torch.ones((4, count), dtype=torch.int64)
     expected = play(*inputs, torch.zeros(4, dtype=torch.int64), action)

@@ -277,17 +277,16 @@ class BoxWorld:
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Play one step of the actions (B, 1)."""
         xp, agent = namespace(action), state.thing[:, 0, 0]
-        target = self.tables(action)["landing"][state.size, agent, action[:, 0]]  # (B,)
-        off_field = target == agent
-        met = state.thing[:, 1:, 0] == target[:, None]  # (B, M - 1)
+        move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, event
+        target, event = move[:, 0], move[:, 1]
+        met = state.thing[:, 1:, 0] == move[:, :1]  # (B, M - 1); none off the field, where the target is the agent's
         if xp is np and not np.count_nonzero(met):  # most steps of a single world
             thing = state.thing.copy()
             thing[:, 0, 0] = target
-            return State(thing, state.outcome, state.size, state.level, BLOCKED * off_field)
-        thing, outcome, in_the_way, event = self._meet(state, met)
-        blocked = off_field | in_the_way
-        thing[:, 0, 0] = xp.where(blocked, agent, target)
-        return State(thing, outcome, state.size, state.level, event + BLOCKED * blocked)
+            return State(thing, state.outcome, state.size, state.level, event)
+        thing, outcome, in_the_way, event_met = self._meet(state, met)
+        thing[:, 0, 0] = xp.where(in_the_way, agent, target)
+        return State(thing, outcome, state.size, state.level, event + event_met)
 
     def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
         """Let the agents meet things (B, M - 1), all but themselves.
@@ -309,9 +308,10 @@ class BoxWorld:
 
         thing = xp.asarray(state.thing, copy=True)
         thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
-        event = TOOK_KEY * on_key[:, 0] + (opened * state.outcome).sum(axis=1)
+        event = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0]
         if xp is np and not np.count_nonzero(opened):
             return thing, state.outcome, in_the_way, event
+        event = event + (opened * state.outcome).sum(axis=1)
         opens = opened.any(axis=1)
         thing[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
         return *self._remove(thing, state.outcome, opened), in_the_way, event
@@ -342,16 +342,16 @@ class BoxWorld:
 
     def observe(self, state: State, agents: slice = slice(None)) -> Array:
         """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
-        xp, table = namespace(state.thing), self.tables(state.thing)
+        table = self.tables(state.thing)
         if self.observation == "rgb":
             return take_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
-        cell, colour = self.shown(state), state.thing[..., 1]  # (B, N)
-        if self.observation == "pixels":
-            colour = self.picture(state)[xp.arange(cell.shape[0], device=cell.device)[:, None], cell]
-        tokens = take_rows(table["look"], colour)  # (B, N, 5)
-        point = take_rows(table["point"], cell)
-        origin = take_rows(table["origin"], state.size) - point[:, 0]
-        tokens[..., 3:] = take_rows(table["relative"], point + origin[:, None])
+        cell, colour = state.thing[..., 0], state.thing[..., 1]  # (B, M)
+        if self.observation == "entities":
+            return draw_tokens(table, state.size, cell, colour)[:, None]
+        place = table["place"][table["first"][state.size] + cell[:, 0]]  # (B,)
+        tokens = take_rows(table["bare"], place)  # (B, N, 5)
+        world = namespace(cell).arange(cell.shape[0], device=cell.device)
+        tokens[world[:, None], table["row"][place[:, None], cell], :3] = take_rows(table["paint"], colour)
         return tokens[:, None]
 
     def shown(self, state: State) -> Array:
@@ -360,8 +360,10 @@ class BoxWorld:
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
-            first = (state.size - lowest(self.size)) * self.width**2
-            return take_rows(self.tables(cell)["order"], first + cell[:, 0])
+            table = pixel_tables(lowest(self.size), highest(self.size))
+            size, agent = as_numpy(state.size), as_numpy(cell[:, 0])
+            order = table["order"][table["place"][table["first"][size] + agent]]
+            return xp.asarray(order, dtype=xp.int64, device=cell.device)
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
@@ -391,9 +393,10 @@ class BoxWorld:
         """
         if self.observation == "entities":
             return self.token_mask(tokens)
-        empty = self.tables(tokens)["palette" if self.observation == "rgb" else "look"][EMPTY, 0]  # no other's red
-        red, largest = tokens[..., 0], namespace(tokens).maximum(tokens[..., 1], tokens[..., 2])
-        return (red != empty) & (namespace(tokens).maximum(red, largest) > 0)
+        table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
+        empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # arrays of (): dearer to compare with are numbers
+        red, blue = tokens[..., 0], tokens[..., 2]  # no other's red is that of empty, without both only black is
+        return (red != empty) & (namespace(tokens).maximum(red, blue) > black)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
@@ -492,8 +495,6 @@ class BoxWorld:
         if made is None:
             xp = namespace(like)
             made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
-            if xp is not np and "order" in made:
-                made["order"] = xp.astype(made["order"], xp.int64)  # torch takes no smaller ones as indices
             self._made[like.device] = made
         return made
 
@@ -509,58 +510,84 @@ class BoxWorld:
         size = np.arange(width - 1)[:, None]
         inside = (row >= 1) & (row <= size) & (column >= 1) & (column <= size)  # (sizes from 0, cells)
         target = np.arange(cells)[:, None] + levels.moves(width)  # (cells, actions)
-        landing = np.where(inside[:, target % cells], target, np.arange(cells)[:, None])
-        point, origin, relative = self._relative
+        onto = inside[:, target % cells]
+        moves = np.stack([np.where(onto, target, np.arange(cells)[:, None]), np.where(onto, MOVED, BLOCKED)], axis=3)
         ground = np.where(inside, EMPTY, FRAME)
         ground[:, self.nowhere] = ABSENT
-        look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1)
-        look[ABSENT] = -1
         rewards = np.array([0, 0 - self.blocked_cost, KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD])
         tables = {
             "absent": np.array([self.nowhere, ABSENT] * 2),
             "slots": np.arange(self.num_boxes),
-            "landing": landing,
+            "moves": moves,
             "ground": ground,
             "palette": PALETTE,
-            "look": look.astype(np.float32),
-            "point": point,
-            "origin": origin,
-            "relative": relative,
             "rewards": (rewards - self.step_cost).astype(np.float32),
+            **token_tables(width),
         }
         if self.observation == "pixels":
-            order = pixel_order(lowest(self.size), highest(self.size))
-            tables["order"] = order.reshape(-1, order.shape[2])
+            tables |= pixel_tables(lowest(self.size), highest(self.size))
+            del tables["order"]  # for drawing
         return tables
 
-    @cached_property
-    def _relative(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Points of the cells, which tell by their differences how cells lie, origins by size, and what tokens say.
 
-        A token says `relative[origin[size] + point[cell] - point[agent]]`, row and column, and −1 of what is nowhere.
-        """
-        width, wide = self.width, 2 * self.width  # rows twice as long: no difference of columns reaches the next
-        row, column = np.divmod(np.arange(width * width), width)
-        point = row * wide + column
-        farthest = point[-1]
-        point[self.nowhere] = 3 * farthest + 1
-        place = np.arange(-farthest, 4 * farthest + 2)  # differences
-        rows = np.floor_divide(place + width, wide)
-        relative = np.stack([rows, place - rows * wide], axis=1) / np.arange(1, width, dtype=np.float32)[:, None, None]
-        relative[:, place > farthest] = -1
-        origin = np.arange(width - 1) * len(place) + farthest
-        return point, origin, relative.reshape(-1, 2).astype(np.float32)
+def draw_tokens(table: Mapping[str, Array], size: Array, cell: Array, colour: Array) -> Array:
+    """Return tokens (B, N, 5) of cells and colours (B, N), the agent's first, in fields of sizes (B,)."""
+    tokens, point = take_rows(table["look"], colour), take_rows(table["point"], cell)
+    origin = table["origin"][size] - point[:, 0]
+    tokens[..., 3:] = take_rows(table["relative"], point + origin[:, None])
+    return tokens
 
 
 @lru_cache(maxsize=8)
-def pixel_order(smallest: int, largest: int) -> np.ndarray:
-    """Return the cells (sizes, w², N) int16 that the rows of "pixels" show, by size and agent's cell; cores share."""
+def token_tables(width: int) -> Mapping[str, np.ndarray]:
+    """Return what `draw_tokens` looks up; cores share it.
+
+    By colour `look`, a token without its place; by cell `point`, where differences tell how cells lie; by size
+    `origin`. A token says `relative[origin[size] + point[cell] - point[agent]]`, row and column, and −1 of nowhere.
+    """
+    look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1, dtype=np.float32)
+    look[ABSENT] = -1
+    wide = 2 * width  # rows twice as long: no difference of columns reaches the next
+    row, column = np.divmod(np.arange(width * width), width)
+    point = row * wide + column
+    farthest = point[-1]
+    point[-1] = 3 * farthest + 1  # nowhere
+    place = np.arange(-farthest, 4 * farthest + 2)  # differences
+    rows = np.floor_divide(place + width, wide)
+    relative = np.stack([rows, place - rows * wide], axis=1) / np.arange(1, width, dtype=np.float32)[:, None, None]
+    relative[:, place > farthest] = -1
+    origin = np.arange(width - 1) * len(place) + farthest
+    return {"look": look, "point": point, "origin": origin, "relative": relative.reshape(-1, 2).astype(np.float32)}
+
+
+@lru_cache(maxsize=8)
+def pixel_tables(smallest: int, largest: int) -> Mapping[str, np.ndarray]:
+    """Return what "pixels" look up; cores share it.
+
+    `place[first[size] + agent]` numbers the P places of the agent in fields of all sizes. Of each, `order` (P, N) are
+    the cells that the rows show, `bare` (P, N, 5) the tokens of an empty field, and `row` (P, w²) the rows that show
+    the cells. What is nowhere is painted, by `paint`, as the agent over the agent.
+    """
     width = largest + 2
-    nowhere = width * width - 1
-    order = np.full((largest + 1 - smallest, nowhere + 1, largest**2 + 1), nowhere, np.int16)
+    cells, nowhere = width * width, width * width - 1
+    first, place = np.zeros(largest + 1, np.int64), np.zeros((largest + 1 - smallest) * cells, np.int64)
+    sizes = np.repeat(np.arange(smallest, largest + 1), np.arange(smallest, largest + 1) ** 2)  # (P,)
+    order = np.full((len(sizes), largest**2 + 1), nowhere, np.int16)
+    row = np.zeros((len(sizes), cells), np.int64)  # torch takes no smaller ones as indices, NumPy converts them first
+    count = 0
     for size in range(smallest, largest + 1):
-        row, column = np.divmod(np.arange(size * size), size)
-        cells = (row + 1) * width + column + 1
-        for agent in cells:
-            order[size - smallest, agent, : size * size + 1] = agent, CORNER, *cells[cells != agent]
-    return order
+        line, column = np.divmod(np.arange(size * size), size)
+        field = (line + 1) * width + column + 1
+        first[size] = (size - smallest) * cells
+        for agent in field:
+            shown = np.array([agent, CORNER, *field[field != agent]])
+            order[count, : len(shown)], row[count, shown] = shown, np.arange(len(shown))
+            place[first[size] + agent] = count
+            count += 1
+    colour = np.where(order == nowhere, ABSENT, EMPTY)
+    colour[:, :2] = AGENT, FRAME
+    tables = token_tables(width)
+    paint = tables["look"][:, :3].copy()
+    paint[ABSENT] = paint[AGENT]
+    bare = draw_tokens(tables, sizes, order, colour)
+    return {"first": first, "place": place, "order": order, "bare": bare, "row": row, "paint": paint}

@@ -279,7 +279,7 @@ class Bank:
         """Return the rows (R, M) int64 of the levels `numbers` (R,), also of such that are not in the bank."""
         slots = (numbers - self._start) % len(self._rows)
         rows = self._rows[slots].astype(np.int64)
-        for i in np.flatnonzero(self._numbers[slots] != numbers):
+        for i in (self._numbers[slots] != numbers).nonzero()[0]:
             rows[i] = self._rows[slots[i]] = self._row(int(numbers[i]))
             self._numbers[slots[i]] = numbers[i]
         return rows

@@ -272,9 +272,10 @@ class ParticleGame:
         rows = []
         for i, agent in enumerate(chosen):
             rows += [own[:, i : i + 1], state.landmark, state.mover[:, :agent], state.mover[:, agent + 1 :]]
-        tokens = xp.concat(rows, axis=1).reshape(-1, len(chosen), self.num_entities, 5) - own[:, :, None]
+        tokens = xp.concat(rows, axis=1).reshape(-1, len(chosen), self.num_entities, 5)
+        tokens -= own[:, :, None]  # in place: large arrays cost by the pass
         if self.observation_scale != 1:
-            tokens = tokens * self.table("scale", tokens)
+            tokens *= self.table("scale", tokens)
         if self.padded:
             tokens = xp.where(tokens[..., 4:] != ABSENT, tokens, self.table("absent", tokens))
         return tokens

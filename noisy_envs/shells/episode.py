@@ -37,6 +37,7 @@ class Episode:
         self.state: Any = None
         self.terminated = False  # the game is over
         self.total_return = 0.0  # of the first learner
+        self._padded = getattr(getattr(core, "token_spec", None), "padded", True)  # pictures have no spec
         self._renderer: Any = None
         self._closed = False
 
@@ -73,9 +74,9 @@ class Episode:
         self.state = state
         self._judge()
 
-    def advance(self, action: Array) -> list[float]:
-        """Play one step of the joint action (1, A, ...) and return the rewards of the learners."""
-        self.state = self.core.transition(self.state, action, self.chance())
+    def advance(self, action: Array, chance: Any) -> list[float]:
+        """Play one step of the joint action (1, A, ...) and of `chance()`, and return the rewards of the learners."""
+        self.state = self.core.transition(self.state, action, chance)
         self.clock += 1
         self._judge()
         rewards: list[float] = self.core.reward(self.state, self.learners)[0].tolist()
@@ -97,8 +98,8 @@ class Episode:
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
         """Return the `info` of tokens (N, D): which are signal, their share, and whether the goal is reached."""
         mask = self.core.signal_mask(tokens)
-        signal, present = np.count_nonzero(mask), np.count_nonzero(self.core.token_mask(tokens))
-        info = {"signal_mask": mask, "snr": float(signal / present)}
+        present = np.count_nonzero(self.core.token_mask(tokens)) if self._padded else mask.size
+        info = {"signal_mask": mask, "snr": float(np.count_nonzero(mask) / present)}
         if self.core.terminates:
             info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
         return info

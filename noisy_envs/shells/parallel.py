@@ -88,8 +88,9 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         if missing or unknown:
             raise ValueError(f"actions: missing {sorted(missing)}, unknown {sorted(unknown)}; must be of {self.agents}")
         own = np.stack([check_action(self.core, actions[agent]) for agent in self.agents])[None]
-        joint = follow(self.core, self._cast, episode.state, own, episode.chance())
-        rewards = dict(zip(self.agents, episode.advance(joint), strict=True))
+        chance = episode.chance()
+        joint = follow(self.core, self._cast, episode.state, own, chance)
+        rewards = dict(zip(self.agents, episode.advance(joint, chance), strict=True))
         if self.render_mode == "human":
             self.render()
         observations = self._observe()

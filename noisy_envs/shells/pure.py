@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a step of a vector environment shows of B worlds."""
+    """What a step of a vector environment shows of B worlds: without the axis n if there is but one learner to see."""
 
     tokens: Array  # (B, n, N, D)
     reward: Array  # (B, n)
@@ -62,12 +62,14 @@ def play(rules: Rules, state: Any, key: Array, clock: Array, action: Array) -> t
         state: of `B` worlds.
         key: (B, 2) keys of the episodes.
         clock: (B,) int64 steps played so far.
-        action: (B, n, ...) of the learners.
+        action: (B, n, ...) of the learners; integers of no action are taken for the nearest that is one.
 
     Returns:
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     core, learners = rules.core, rules.learners
+    if not core.continuous_actions:  # a number must not reach out of a table: a GPU would not recover
+        action = namespace(action).clip(action, 0, core.num_actions - 1)
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
     state = core.transition(state, follow(core, rules.cast, state, action, chance), chance)
     return state, clock + 1, core.observe(state, learners), core.reward(state, learners)
@@ -112,7 +114,7 @@ def pure_step(rules: Rules, worlds: Worlds, actions: Array) -> tuple[Worlds, Out
     terminated, truncated = judge(rules, state, clock)
     ended = terminated | truncated
     final_tokens = tokens
-    worlds = worlds._replace(state=state, clock=clock)
+    worlds = Worlds(state, clock, *worlds[2:])
     if on_gpu(ended) or bool(xp.any(ended)):
         worlds, tokens = renew(rules, worlds, tokens, ended)
     rows = (tokens, final_tokens, reward, *(xp.repeat(x, count) for x in (terminated, truncated)))
@@ -131,25 +133,24 @@ def renewing_step(
         renews: whether any is reset in this step; if not, the next episodes are not made.
         lead: axes of tokens before those of one observation, see `describe`: 1 if there is but one learner to see.
         worlds: before the step.
-        actions: of the learners; integers of no action are taken for the nearest that is one.
+        actions: of the learners.
     """
     xp = namespace(worlds.clock)
-    core = rules.core
-    if not core.continuous_actions:
-        actions = xp.clip(actions, 0, core.num_actions - 1)
-    resets_now, resets_later = (renews and mode is one for one in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP))
-    ended = over(rules, worlds) if resets_now else None
+    ended = over(rules, worlds) if renews and mode is AutoresetMode.NEXT_STEP else None
     state, clock, tokens, reward = play(rules, worlds.state, worlds.key, worlds.clock, actions)
-    worlds = worlds._replace(state=state, clock=clock)
+    worlds = Worlds(state, clock, *worlds[2:])  # torch 2.11 loses what `_replace` returns
     if ended is not None:
         worlds, tokens = renew(rules, worlds, tokens, ended)
         reward = xp.where(ended[:, None], xp.zeros_like(reward), reward)
     terminated, truncated = judge(rules, worlds.state, worlds.clock)
     final_tokens, final_facts = None, {}
-    if resets_later:
+    if renews and mode is AutoresetMode.SAME_STEP:
         final_tokens, final_facts = tokens, _facts(rules, worlds, tokens, lead)
         worlds, tokens = renew(rules, worlds, tokens, terminated | truncated)
-    facts = _facts(rules, worlds, tokens, lead) if renews or core.signal_moves or core.terminates else {}
+    facts = _facts(rules, worlds, tokens, lead) if renews or rules.core.signal_moves or rules.core.terminates else {}
+    if lead == 1:
+        tokens, reward = tokens[:, 0], reward[:, 0]
+        final_tokens = None if final_tokens is None else final_tokens[:, 0]
     return worlds, Shown(tokens, reward, final_tokens, terminated, truncated, facts, final_facts)
 
 
@@ -180,7 +181,11 @@ def on_gpu(array: Array) -> bool:
     return getattr(array, "is_cuda", False)
 
 
+def beside(rows: Array, like: Array) -> Array:
+    """Return `rows` (B,) with as many axes as `like` (B, ...) has."""
+    return namespace(rows).reshape(rows, (-1, *[1] * (like.ndim - 1)))
+
+
 def _choose(rows: Array, new: Array, old: Array) -> Array:
     """Return `new` (B, ...) in `rows`, bool (B,), and `old` elsewhere."""
-    xp = namespace(rows)
-    return xp.where(xp.reshape(rows, (-1, *[1] * (old.ndim - 1))), new, old)
+    return namespace(rows).where(beside(rows, old), new, old)

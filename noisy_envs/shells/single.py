@@ -84,13 +84,14 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         if episode.ended:
             raise RuntimeError(f"the episode ended after {episode.clock} steps: call reset()")
         own = check_action(self.core, action)[None, None]
-        reward = episode.advance(follow(self.core, self._cast, episode.state, own, episode.chance()))[0]
+        chance = episode.chance()
+        reward = episode.advance(follow(self.core, self._cast, episode.state, own, chance), chance)[0]
         if self.render_mode == "human":
             self.render()
         tokens = self.core.observe(episode.state, LEARNER)[0, 0]
-        if self.core.signal_moves or self.core.terminates:
-            self._info = episode.describe(tokens)
-        return tokens, reward, episode.terminated, episode.truncated, self._copied_info()
+        changes = self.core.signal_moves or self.core.terminates
+        info = episode.describe(tokens) if changes else self._copied_info()
+        return tokens, reward, episode.terminated, episode.truncated, info
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
         """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode.
@@ -105,5 +106,5 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._episode.close()
 
     def _copied_info(self) -> dict[str, Any]:
-        """Return the info anew; where the signal does not move, it is found once an episode."""
+        """Return the info of the start anew; where nothing in it changes, it is found once an episode."""
         return {**self._info, "signal_mask": self._info["signal_mask"].copy()}

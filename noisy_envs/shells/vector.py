@@ -33,6 +33,7 @@ from noisy_envs.shells.pure import (
     Rules,
     Shown,
     Worlds,
+    beside,
     describe,
     judge,
     on_gpu,
@@ -105,10 +106,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
         self.core: Core = build(CORES[game], options)
         self.num_envs, self.backend, self.render_mode, self.render_envs = num_envs, backend, render_mode, render_envs
-        self.max_steps = self.core.max_steps
+        max_steps = self.core.max_steps
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
-            self.max_steps = min(self.max_steps, max_episode_steps)
+            max_steps = min(max_steps, max_episode_steps)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.check_actions = backend == "numpy" if check_actions is None else check_actions
@@ -118,7 +119,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
         self.learners = driven(self.core, learners, ("first", *self.core.teams))
         cast = casting(self.core, self.learners)
-        self._rules = Rules(self.core, self.learners, cast, self.max_steps, max_episode_steps)
+        self._rules = Rules(self.core, self.learners, cast, max_steps, max_episode_steps)
         self._squeeze = learners == "first"
         self._lead = 1 if self._squeeze else 2  # axes before those of one observation
         agents = None if self._squeeze else self.learners.stop - self.learners.start
@@ -139,6 +140,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
         """Space of all observations; made on demand, since it is as large as they are."""
         return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which an episode is truncated."""
+        return self._rules.max_steps
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -239,9 +245,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if renews:
             self._steps_to_end = self.max_steps if self._in_step else 0
         self._facts = shown.facts or self._facts
-        seen = [x[:, 0] if self._squeeze and x is not None else x for x in shown[:3]] + [*shown[3:5]]
+        seen: tuple[Any, ...] = shown[:5]
         if self._compile and self._copy:
-            seen = [x if x is None else x.clone() for x in seen]
+            seen = tuple(x if x is None else x.clone() for x in seen)
         tokens, reward, final_tokens, terminated, truncated = seen
         info: dict[str, Any] = {}
         if final_tokens is not None:
@@ -419,7 +425,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Lay out `facts` of the worlds `where`, or of all, as Gymnasium does."""
         info = {}
         for name, fact in facts.items():
-            info[name] = self._own(fact) if where is None else fact * _beside(where, fact)
+            info[name] = self._own(fact) if where is None else fact * beside(where, fact)
             info[f"_{name}"] = self._own(self._everywhere if where is None else where)
         return info
 
@@ -429,7 +435,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _own(self, array: Array) -> Array:
         """Return a copy for the user to keep, unless that is not asked for."""
-        return namespace(array).asarray(array, copy=True) if self._copy else array
+        if not self._copy:
+            return array
+        return array.copy() if self.backend == "numpy" else array.clone()
 
     def _final(self, tokens: Array, ended: Array, facts: dict[str, Array]) -> dict[str, Any]:
         """Lay out the last observations of the worlds `ended` as Gymnasium does, or densely on torch."""
@@ -472,10 +480,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             actions = actions.detach().float() if core.continuous_actions else actions.detach().long()
         if self.check_actions:
             self._check_values(actions)
-        if (
-            not self._on_device and not core.continuous_actions
-        ):  # an unchecked number must not reach out of a table: a GPU would not recover
-            actions = namespace(actions).clip(actions, 0, core.num_actions - 1)
         return actions
 
     def _check_values(self, actions: Array) -> None:
@@ -526,8 +530,3 @@ def put_worlds(worlds: Worlds, rows: Array, fresh: Worlds) -> Worlds:
         return (put_rows(x, rows, y) for x, y in zip(old, new, strict=True))
 
     return Worlds(type(worlds.state)._make(put(worlds.state, fresh.state)), *put(worlds[1:], fresh[1:]))
-
-
-def _beside(rows: Array, fact: Array) -> Array:
-    """Return `rows` (B,) with as many axes as `fact` (B, ...) has."""
-    return namespace(rows).reshape(rows, (-1, *[1] * (fact.ndim - 1)))
