@@ -41,7 +41,7 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         super().__init__(env)
         self.observation_space = rule.space
         self._rule = rule
-        self._clock = Clock(1, num_draws(env))
+        self._clock = Clock(1, num_draws(env), rule.draws)
 
     @property
     def token_spec(self) -> TokenSpec:

@@ -42,13 +42,15 @@ class Clock:
     Args:
         num_worlds: B.
         depth: how many wrappers below draw too; the numbers differ from theirs.
+        draws: whether numbers are drawn at all; keys, which cost more than all else here, stay 0 where none are.
     """
 
-    def __init__(self, num_worlds: int, depth: int) -> None:
+    def __init__(self, num_worlds: int, depth: int, draws: bool) -> None:
         """Begin before the first episode."""
-        self.depth = depth
+        self.depth, self.draws = depth, draws
         self.seeds, self.numbers = np.full(num_worlds, -1), np.full(num_worlds, -1)
         self.steps = np.zeros(num_worlds, np.int64)
+        self.salted = np.zeros(num_worlds, np.int64)  # seeds of this layer, of 63 bits
         self.keys = np.zeros((num_worlds, 2), np.int64)
 
     def plan(
@@ -73,8 +75,12 @@ class Clock:
         """Begin episodes."""
         rows = start.rows
         self.seeds[rows], self.numbers[rows], self.steps[rows] = start.seeds, start.numbers, 0
-        high, low = episode_words(start.seeds, SALT + self.depth)
-        self.keys[rows] = episode_key((high >> 1) << 32 | low, start.numbers)
+        if not self.draws:
+            return
+        if start.anew.any():
+            high, low = episode_words(start.seeds, SALT + self.depth)
+            self.salted[rows] = (high >> 1) << 32 | low
+        self.keys[rows] = episode_key(self.salted[rows], start.numbers)
 
     def follow(self, rows: np.ndarray) -> None:
         """Begin the next episodes of worlds (R,)."""

@@ -41,7 +41,7 @@ class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstruct
         self.single_observation_space = rule.space
         self.observation_space = batch_space(rule.space, env.num_envs)
         self._rule = rule
-        self._clock = Clock(env.num_envs, num_draws(env))
+        self._clock = Clock(env.num_envs, num_draws(env), rule.draws)
         self._ended = np.zeros(env.num_envs, np.bool_)  # whether the next step resets a world
         self._rows = np.arange(env.num_envs)
 
@@ -66,8 +66,7 @@ class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstruct
         self._clock.begin(start)
         self._rule.forget(start.rows[start.anew])
         self._ended[start.rows] = False
-        fresh = np.isin(self._rows, start.rows)
-        shown, facts = self._show(self._rule.read(observations), info, self._rows, fresh)
+        shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(start.rows))
         return shown, info | self._laid_out({name: self._take(x, start.rows) for name, x in facts.items()}, start.rows)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -82,8 +81,7 @@ class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstruct
         elif self._mode is AutoresetMode.SAME_STEP and ended.any():
             info = self._finish(info, np.flatnonzero(ended))
             self._clock.follow(np.flatnonzero(ended))
-        everywhere = np.ones(self.num_envs, np.bool_)
-        shown, facts = self._show(self._rule.read(observations), info, self._rows, everywhere)
+        shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(self._rows))
         return shown, rewards, terminated, truncated, info | self._laid_out(facts, self._rows)
 
     def _show(self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray) -> tuple[Any, tokens.Facts]:
@@ -114,8 +112,14 @@ class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstruct
         info = {}
         for name, fact in facts.items():
             info[name] = self._spread(fact, rows)
-            info[f"_{name}"] = tokens.moved(np.isin(self._rows, rows), fact)
+            info[f"_{name}"] = tokens.moved(self._marked(rows), fact)
         return info
+
+    def _marked(self, rows: np.ndarray) -> np.ndarray:
+        """Return a mask, bool (B,), that is true for `rows` (R,)."""
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[rows] = True
+        return mask
 
     def _spread(self, part: Array, rows: np.ndarray) -> Array:
         """Return an array (B, ...) of zeros in which `rows` hold `part` (R, ...)."""
