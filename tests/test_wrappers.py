@@ -19,7 +19,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
-from noisy_envs.wrappers import vector
+from noisy_envs.wrappers import noisy_tokens, spec_of, vector
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum value is"),  # CartPole's own
@@ -74,6 +74,7 @@ STACKS: dict[str, Callable[[Any, Any], Any]] = {
     "flatten": lambda w, env: w.FlattenTokens(w.AddNoiseTokens(env, (0, 3), "marginal")),
     "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
 }
+NAMES = ("TokenizeObservation", "AddNoiseTokens", "ShuffleTokens", "TokensAndMask", "FlattenTokens")
 CASES = [
     (base, stack)
     for base in BASES
@@ -160,8 +161,12 @@ def chi_square(counts: np.ndarray) -> float:
 
 @each_case
 def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
-    for limit in (1, 2) if base == "dict" else (1, 2, 7):  # its walk may end before
-        env = single(base, stack, max_episode_steps=limit)
+    limits = {"dict": (1, 2), "cartpole": (1, 2, 7)}.get(base, (1, 2, 25, 100, 200))  # the walk and the pole may fall
+    options: list[dict[str, Any]] = [{"max_episode_steps": limit} for limit in limits]
+    if base == "tag":  # the game's own keyword, and the smaller of two
+        options = [{"max_steps": 200} | option for option in options] + [{"max_steps": limit} for limit in limits]
+    for option in options:
+        env, limit = single(base, stack, **option), min(option.values())
         for seed in (0, None):
             env.reset(seed=seed)
             ends = [env.step(action)[2:4] for action in draw_actions(env.action_space, limit)]
@@ -194,7 +199,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
     roles = {spec.padding} | set(map(float, spec.roles.values())) if spec.padded else set(spec.roles.values())
-    for result in play(env, draw_actions(env.action_space, 200), seed=0):
+    for result in play(env, draw_actions(env.action_space, 1000), seed=0):
         observation, info = result[0], result[-1]
         assert observation in env.observation_space
         tokens = observation["tokens"] if stack == "mask" else observation.reshape(spec.num_tokens, spec.num_features)
@@ -275,12 +280,32 @@ def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
     assert len({b"".join(x.tobytes() for x in arrays_in([tokens])) for tokens in first}) == 19
 
 
-def test_fifty_resets_draw_fifty_times() -> None:
-    def noise(env: Any) -> list[bytes]:
-        return [noise_of(env, env.reset(seed=5 if i == 0 else None)[0]).tobytes() for i in range(50)]
+@each_case
+def test_fifty_resets_begin_fifty_times(base: str, stack: str) -> None:
+    def starts() -> list[bytes]:
+        env = single(base, stack)
+        seen = [env.reset(seed=5 if i == 0 else None)[0] for i in range(50)]
+        return [b"".join(x.tobytes() for x in arrays_in([tokens])) for tokens in seen]
 
-    once, again = noise(single("cartpole", "gaussian")), noise(single("cartpole", "gaussian"))
+    once, again = starts(), starts()
     assert once == again and len(set(once)) == 50
+
+
+def test_noise_of_fifty_resets_differs() -> None:
+    env = single("cartpole", "gaussian")
+    assert len({noise_of(env, env.reset(seed=5 if i == 0 else None)[0]).tobytes() for i in range(50)}) == 50
+
+
+def test_stored_noise() -> None:
+    """What a seed draws stays; a change here changes everybody's results, and is one for the changelog."""
+    stored = {"gaussian": [-0.06379484, 0.23938571, -0.39188531], "uniform": [-0.77891386, 0.59417558, -0.74566984]}
+    for distribution, values in stored.items():
+        envs = noisy_tokens(sync("cartpole", 2), 3, distribution, shuffle=False)
+        envs.reset(seed=2, options={"episode": 4})
+        tokens, *_ = envs.step(np.array([0, 1]))
+        np.testing.assert_allclose(tokens[1, 5:, 0], values, rtol=1e-5)
+    tokens, _ = single("cartpole", "gaussian").reset(seed=2**40)
+    assert tokens[:, 1].tolist() == [0, 5, 4, 2, 3, 5, 5, 5, 1]
 
 
 def test_without_a_seed_no_two_are_alike() -> None:
@@ -314,6 +339,19 @@ def test_copies_go_on_alike(base: str, stack: str) -> None:
         for twin in there:
             assert_same(twin, here)
         assert_same(*(twin.reset()[0] for twin in (one, copies[0])))
+
+
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack != "tokens"])
+def test_copies_go_on_alike_after_a_picture(stack: str) -> None:
+    env = single("tag", stack, render_mode="rgb_array")
+    play(env, draw_actions(env.action_space, 5), seed=0)
+    env.render()
+    actions = draw_actions(env.action_space, 20, 4)
+    twins = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+    here = play(env, actions)
+    for twin in twins:
+        assert_same(play(twin, actions), here)
+        assert_same(twin.render(), env.render())
 
 
 def test_vectors_of_ours_are_pickled() -> None:
@@ -354,6 +392,20 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
             assert_same(dict(sorted(a[-1].items())), dict(sorted(b[-1].items())))
             ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
         assert ends >= 6
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("stack", ["marginal-frozen", "twice"])
+@each_base
+def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMode) -> None:
+    ours = around(base, stack, sync(base, 2, mode, steps=60))
+    theirs = of_singles(base, stack, 2, mode, steps=60)
+    ends = 0
+    for a, b in zip(playing(ours, 500, seed=1), playing(theirs, 500, seed=1), strict=True):
+        assert_same(a[:-1], b[:-1])
+        assert_same(a[-1]["signal_mask"], b[-1]["signal_mask"])
+        ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
+    assert ends >= 10
 
 
 @each_base
@@ -488,13 +540,25 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
 # C34, C39
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
-def test_episode_statistics_are_right(mode: AutoresetMode) -> None:
-    envs = RecordEpisodeStatistics(around("cartpole", "twice", sync("cartpole", 2, mode, steps=3)))
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("sync", NEXT_STEP), ("sync", SAME_STEP), ("vector_entry_point", NEXT_STEP)]
+)
+@pytest.mark.parametrize("stack", STACKS)
+def test_episode_statistics_are_right(stack: str, mode: AutoresetMode, kind: str) -> None:
+    envs = RecordEpisodeStatistics(around("cartpole", stack, sync("cartpole", 2, mode, 3, kind)))
     envs.reset(seed=0)
+    told = []
     for _ in range(16 if mode is NEXT_STEP else 12):
-        envs.step(np.array([0, 1]))
-    assert list(envs.length_queue) == [3] * 8 and list(envs.return_queue) == [3.0] * 8
+        info = envs.step(np.array([0, 1]))[-1]
+        told += info["episode"]["l"][info["_episode"]].tolist() if "episode" in info else []
+    assert list(envs.length_queue) == told == [3] * 8 and list(envs.return_queue) == [3.0] * 8
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_episode_statistics_of_one_environment_are_right(stack: str) -> None:
+    env = gymnasium.wrappers.RecordEpisodeStatistics(single("cartpole", stack, max_episode_steps=3))
+    play(env, [0, 1, 1] * 4, seed=0)
+    assert list(env.length_queue) == [3] * 4 and list(env.return_queue) == [3.0] * 4
 
 
 @each_case
@@ -946,6 +1010,73 @@ def _row(batch: Any, i: int) -> Any:
 
 def _tensors(result: Any) -> list[Any]:
     return list(result.values()) if isinstance(result, dict) else [result]
+
+
+# all in one call
+
+
+NOISES: list[dict[str, Any]] = [
+    {"num_noise": 28},
+    {"num_noise": 0},
+    {"num_noise": (0, 5), "distribution": "marginal", "scale": 0.5, "frozen": True, "shuffle": False},
+    {"num_noise": 2, "distribution": "uniform", "squash": True},
+]
+
+
+@pytest.mark.parametrize("options", NOISES, ids=str)
+@each_base
+def test_one_call_makes_an_environment_noisy(base: str, options: dict[str, Any]) -> None:
+    outer = {name: value for name, value in options.items() if name != "squash"}
+    squash = options.get("squash", False)
+
+    def by_hand(module: Any, env: Any) -> Any:
+        return module.AddNoiseTokens(env if base == "tag" else module.TokenizeObservation(env, squash), **outer)
+
+    made = [(wrappers, gymnasium.make(BASES[base]), gymnasium.make(BASES[base]))]
+    kinds = ["sync"] if base in ("dict", "pendulum") else ["sync", "vector_entry_point"]
+    made += [(vector, sync(base, kind=kind), sync(base, kind=kind)) for kind in kinds]
+    for module, env, twin in made:
+        ours, theirs = noisy_tokens(env, **options), by_hand(module, twin)
+        assert type(ours) is type(theirs) and ours.observation_space == theirs.observation_space
+        actions = draw_actions(ours.action_space, 20)
+        assert_same(play(ours, actions, seed=0), play(theirs, actions, seed=0))
+
+
+def test_one_call_makes_tensors_noisy(backend: str) -> None:
+    envs = noisy_tokens(gymnasium.make_vec(TAG, 2, backend=backend), 28)
+    tokens, info = envs.reset(seed=0)
+    assert tokens.shape == (2, 36, 5) and info["signal_mask"].shape == (2, 36)
+    assert as_numpy(info["snr"]).tolist() == pytest.approx([4 / 36] * 2)
+
+
+def test_meaning_is_found_below_the_wrappers_of_others() -> None:
+    for noise in (0, 28):
+        env = noisy_tokens(gymnasium.make("CartPole-v1"), noise)
+        envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 2), noise)
+        spec = env.token_spec
+        assert spec.num_tokens == 5 + noise and list(spec.roles)[-1] == "noise"
+        assert spec_of(gymnasium.wrappers.RecordEpisodeStatistics(env)) == spec
+        assert spec_of(RecordEpisodeStatistics(envs)) == spec_of(envs) == spec
+    ours = gymnasium.make(TAG)
+    assert spec_of(gymnasium.make_vec(TAG, 2)) == spec_of(ours) == ours.unwrapped.token_spec
+    with pytest.raises(ValueError, match=r"CartPole.*has no token_spec"):
+        spec_of(gymnasium.make_vec("CartPole-v1", 2))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "noisy_tokens"])
+def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
+    options = {"num_noise": 1} if name in ("AddNoiseTokens", "noisy_tokens") else {}
+    env, envs = gymnasium.make(TAG), gymnasium.make_vec(TAG, 2)
+    with pytest.raises(TypeError, match=r"'CartPole-v1': must be a gymnasium.Env$"):
+        getattr(wrappers, name)("CartPole-v1", **options)
+    if name == "noisy_tokens":
+        return
+    with pytest.raises(TypeError, match=r"must be a gymnasium.Env; noisy_envs.wrappers.vector has the wrappers of vec"):
+        getattr(wrappers, name)(envs, **options)
+    with pytest.raises(TypeError, match=r"must be a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
+        getattr(vector, name)(env, **options)
+    with pytest.raises(TypeError, match=r"'CartPole-v1': must be a gymnasium.vector.VectorEnv$"):
+        getattr(vector, name)("CartPole-v1", **options)
 
 
 # specs

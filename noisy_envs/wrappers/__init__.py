@@ -4,6 +4,7 @@ A token is a row (value, role); `token_spec` of a wrapped environment names the 
 
     env = gymnasium.make("CartPole-v1")
     env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 of noise
+    envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 worlds, (16, 33, 2)
 
 `AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` take the project's own environments as well,
 and any other whose observations are tokens (N, D) that a `token_spec` describes.
@@ -15,22 +16,33 @@ was shown since the seed): `reset(seed=s)` begins at episode 0, `reset()` goes o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import VectorEnv
 
 from noisy_envs.options import Count
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens, vector
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, spec_of
+from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of
 
-__all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask", "vector"]
+__all__ = [
+    "AddNoiseTokens",
+    "FlattenTokens",
+    "ShuffleTokens",
+    "TokenizeObservation",
+    "TokensAndMask",
+    "noisy_tokens",
+    "spec_of",
+    "vector",
+]
 
 ONE = np.zeros(1, np.int64)  # the only world
 FRESH = np.ones(1, np.bool_)
+OneOrMany = TypeVar("OneOrMany", gymnasium.Env[Any, Any], VectorEnv[Any, Any, Any])
 
 
 class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -95,7 +107,7 @@ class TokenizeObservation(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
         """Wrap an environment; see the class."""
         RecordConstructorArgs.__init__(self, squash=squash)
-        super().__init__(env, tokens.Tokenize(env.observation_space, squash))
+        super().__init__(env, tokens.Tokenize(space_of(env), squash))
 
 
 class AddNoiseTokens(TokenWrapper):
@@ -129,7 +141,7 @@ class AddNoiseTokens(TokenWrapper):
         RecordConstructorArgs.__init__(
             self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
         )
-        rule = tokens.AddNoise(env.observation_space, spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        rule = tokens.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
         super().__init__(env, rule)
 
 
@@ -139,7 +151,7 @@ class ShuffleTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(env.observation_space, spec_of(env)))
+        super().__init__(env, tokens.Shuffle(space_of(env), spec_of(env)))
 
 
 class TokensAndMask(TokenWrapper):
@@ -148,7 +160,7 @@ class TokensAndMask(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(env.observation_space, spec_of(env)))
+        super().__init__(env, tokens.Mask(space_of(env), spec_of(env)))
 
 
 class FlattenTokens(TokenWrapper):
@@ -157,4 +169,41 @@ class FlattenTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(env.observation_space, spec_of(env)))
+        super().__init__(env, tokens.Flatten(space_of(env), spec_of(env)))
+
+
+def noisy_tokens(
+    env: OneOrMany,
+    num_noise: Count,
+    distribution: str = "gaussian",
+    scale: float = 1.0,
+    frozen: bool = False,
+    shuffle: bool = True,
+    squash: bool = False,
+) -> OneOrMany:
+    """Make an environment, single or vector, one of tokens with noise, by the wrappers that fit.
+
+    With 0 noise tokens the role "noise" is still there: an agent meets the same roles at any number. `spec_of` tells
+    what the tokens mean, also through wrappers of others around the result.
+
+    Args:
+        env: of flat observations, which `TokenizeObservation` makes tokens (1 + F, 2), or of tokens (N, D) already.
+        num_noise: M, or a range (low, high), drawn for each episode: see `AddNoiseTokens`, also for what follows.
+        distribution: "gaussian", "uniform" or "marginal".
+        scale: in the units of the values.
+        frozen: draw values and places once an episode; otherwise anew in each step.
+        shuffle: give all tokens but the query random places.
+        squash: of flat observations, show features without a finite bound as their tanh.
+
+    Returns:
+        An environment of the same kind that shows tokens (1 + F + M, 2) or (N + M, D), of worlds (B, ...).
+
+    Raises:
+        TypeError: `env` is no environment, or an option is of no type that is allowed, which is named.
+        ValueError: the observations are neither flat nor tokens, or an option has a value that is not allowed.
+    """
+    if isinstance(env, VectorEnv):
+        envs = env if found_spec(env) else vector.TokenizeObservation(env, squash)
+        return vector.AddNoiseTokens(envs, num_noise, distribution, scale, frozen, shuffle)
+    inner = env if found_spec(env) else TokenizeObservation(env, squash)
+    return AddNoiseTokens(inner, num_noise, distribution, scale, frozen, shuffle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from noisy_envs.tokens import TokenSpec
@@ -25,15 +26,45 @@ def find(env: AnyEnv, name: str, default: Any) -> Any:
 
 
 def spec_of(env: AnyEnv) -> TokenSpec:
-    """Return what the tokens of an environment mean.
+    """Return what the tokens of an environment mean, single or vector, whatever wrappers are around them.
 
     Raises:
         ValueError: its observations are no tokens.
     """
-    spec = find(env, "token_spec", None)
-    if not isinstance(spec, TokenSpec):
+    spec = found_spec(env)
+    if spec is None:
         raise ValueError(f"{env}: has no token_spec: put TokenizeObservation around it first")
     return spec
+
+
+def found_spec(env: AnyEnv) -> TokenSpec | None:
+    """Return what the tokens of an environment mean, or None where its observations are no tokens."""
+    spec = find(env, "token_spec", None)
+    return spec if isinstance(spec, TokenSpec) else None
+
+
+def space_of(env: Any) -> Space[Any]:
+    """Return the space of a single environment's observations.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(env, gymnasium.Env):
+        return env.observation_space
+    hint = "; noisy_envs.wrappers.vector has the wrappers of vector environments" if isinstance(env, VectorEnv) else ""
+    raise TypeError(f"{env!r}: must be a gymnasium.Env{hint}")
+
+
+def world_space_of(envs: Any) -> Space[Any]:
+    """Return the space of the observations of one world of a vector environment.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(envs, VectorEnv):
+        return envs.single_observation_space
+    hint = "; noisy_envs.wrappers has the wrappers of single environments" if isinstance(envs, gymnasium.Env) else ""
+    raise TypeError(f"{envs!r}: must be a gymnasium.vector.VectorEnv{hint}")
 
 
 def num_draws(env: AnyEnv) -> int:

@@ -21,7 +21,7 @@ from noisy_envs.shells.common import check_reset_mask
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, spec_of
+from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
 
 __all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask"]
 
@@ -140,7 +140,7 @@ class TokenizeObservation(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
         """Wrap vector environments of NumPy arrays."""
         RecordConstructorArgs.__init__(self, squash=squash)
-        super().__init__(env, tokens.Tokenize(env.single_observation_space, squash))
+        super().__init__(env, tokens.Tokenize(world_space_of(env), squash))
 
 
 class AddNoiseTokens(VectorTokenWrapper):
@@ -159,7 +159,7 @@ class AddNoiseTokens(VectorTokenWrapper):
         RecordConstructorArgs.__init__(
             self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
         )
-        space, spec = env.single_observation_space, spec_of(env)
+        space, spec = world_space_of(env), spec_of(env)
         rule = tokens.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
         super().__init__(env, rule)
 
@@ -170,7 +170,7 @@ class ShuffleTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(env.single_observation_space, spec_of(env)))
+        super().__init__(env, tokens.Shuffle(world_space_of(env), spec_of(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
@@ -179,7 +179,7 @@ class TokensAndMask(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(env.single_observation_space, spec_of(env)))
+        super().__init__(env, tokens.Mask(world_space_of(env), spec_of(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
@@ -188,4 +188,4 @@ class FlattenTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(env.single_observation_space, spec_of(env)))
+        super().__init__(env, tokens.Flatten(world_space_of(env), spec_of(env)))
