@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*For Box action spaces, we recommend"),  # Pendulum's
     pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version"),  # as a wrapped one should be
 ]
+OLD = tuple(map(int, gymnasium.__version__.split(".")[:2])) < (1, 4)
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
@@ -331,7 +332,7 @@ def test_copies_go_on_alike(base: str, stack: str) -> None:
     env, envs = single(base, stack), around(base, stack, sync(base, 2))
     play(env, draw_actions(env.action_space, 5), seed=0)
     list(playing(envs, 12))
-    for one in (env, envs):
+    for one in (env,) if OLD else (env, envs):  # the older vectors of Gymnasium cannot be copied
         copies = [copy.deepcopy(one), *([pickle.loads(pickle.dumps(one))] if one is env else [])]
         actions = draw_actions(one.action_space, 20, 4)
         there = [play(twin, actions) for twin in copies]
@@ -459,7 +460,7 @@ def test_a_world_that_ended_and_is_reset_by_its_mask_is_not_reset_again(stack: s
     assert_same(*results)
 
 
-class Quiet(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class Quiet(gymnasium.vector.VectorWrapper):
     """Somebody's vector environment of tokens, that does not tell which are signal."""
 
     @property
@@ -545,6 +546,8 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
 )
 @pytest.mark.parametrize("stack", STACKS)
 def test_episode_statistics_are_right(stack: str, mode: AutoresetMode, kind: str) -> None:
+    if mode is SAME_STEP and OLD:
+        pytest.skip("Gymnasium counted wrongly before 1.4")
     envs = RecordEpisodeStatistics(around("cartpole", stack, sync("cartpole", 2, mode, 3, kind)))
     envs.reset(seed=0)
     told = []

@@ -26,10 +26,11 @@ from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
 __all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask"]
 
 
-class VectorTokenWrapper(VectorWrapper[Any, Any, Any, Any, Any], RecordConstructorArgs):
+class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
     """Shows observations and info of B worlds as a rule of `noisy_envs.wrappers.tokens` changes them.
 
-    It is no `VectorObservationWrapper`: that refuses SAME_STEP, and leaves `info` as it is.
+    It is no `VectorObservationWrapper`: that refuses SAME_STEP, and leaves `info` as it is. Its base has no type
+    parameters, since those of Gymnasium 1.2 take none.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], rule: tokens.Rule) -> None:
