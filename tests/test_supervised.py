@@ -460,6 +460,23 @@ def test_the_papers_rows_only_at_its_sizes(tmp_path, script, vectors, features, 
         assert [[cell.strip() for cell in line] for line in lines] == papers[script]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "first", "last"),
+    [({}, (0.022, 0.086, 0.094, 0.018), (0.009, 0.003, 0.017, 0.002)),
+     ({"num_features": 64}, (0.0056, 0.0204, 0.0229, 0.0064), (0.0018, 0.0006, 0.0017, 0.0002)),
+     ({"width": 32}, (0.022, 0.048, 0.086, 0.003), (0.0003, 0.0002, 0.0082, 0.0001)),
+     ({"width": 64}, (0.022, 0.004, 0.086, 0.001), (0.0001, 0.00009, 0.00825, 0.00007)),
+     ({"layers": 24}, (0.020, 0.061, 0.094, 0.017), (0.0056, 0.0019, 0.0165, 0.0021))],
+)  # fmt: skip
+def test_the_papers_ablations(sizes, first, last):
+    papers = knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 32, "layers": 12, "ks": (16, 3, 1), **sizes}))
+    assert list(papers) == ["maxpool", "avgpool", "clstoken", "adapool"]
+    assert tuple(row["KNN-1"] for row in papers.values()) == first
+    assert tuple(row["KNN-16"] for row in papers.values()) == last
+    assert all(len(row) == 2 for row in papers.values())
+    assert knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 31, "layers": 12, **sizes})) == {}
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(
     ("words", "message"),
