@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 
 import report
+import torch
 import training
 from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_of, test_sets
 from synthetic import centroids
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
@@ -90,14 +92,29 @@ def make_task(args: Args, column: str) -> SetTask:
 
 
 def baselines(args: Args) -> dict[str, dict[str, float]]:
-    """Return the errors on the test set of the centroid of all vectors, and of the marked one."""
+    """Return the errors on the test set of the centroid of all vectors, of the marked one, and the least there can be.
+
+    That is shown where an embedding is narrower than a vector, see `floor`.
+    """
     sets = test_sets(args)
-    found: dict[str, dict[str, float]] = {"baseline: centroid": {}, "baseline: target": {}}
+    guesses = {"baseline: centroid": sets.mean(dim=1), "baseline: target": sets[:, 0]}
+    found: dict[str, dict[str, float]] = {row: {} for row in guesses}
     for k in sorted(set(args.ks)):
         targets = centroids(sets, k)
-        for row, guess in zip(found.values(), (sets.mean(dim=1), sets[:, 0]), strict=True):
-            row[name(k)] = (guess - targets).square().mean().item()
+        for row, guess in guesses.items():
+            found[row][name(k)] = (guess - targets).square().mean().item()
+        if args.width < args.num_features:
+            found.setdefault(f"least from width {args.width}", {})[name(k)] = floor(targets, args.width)
     return found
+
+
+def floor(targets: Tensor, width: int) -> float:
+    """Return the least mean squared error to `targets` (B, D) of any linear output from `width` < D numbers.
+
+    What it gives lies in `width` dimensions, and none fit better than the first principal components of the targets.
+    """
+    variances = torch.linalg.eigvalsh(targets.double().T.cov(correction=0))  # ascending
+    return variances[:-width].sum().item() / targets.shape[1]
 
 
 def papers(args: Args) -> dict[str, dict[str, float]]:

@@ -224,6 +224,18 @@ def test_baselines():
         assert [row[f"KNN-{k}"] for row in found.values()] == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_least_error_of_a_narrow_network():
+    """No better linear output from three numbers than the principal components, found by another way; none if wide."""
+    args = knn_centroid.Args(num_sets=500, num_vectors=6, num_features=5, ks=(2,), width=3)
+    targets = knn_centroid.make_task(args, "KNN-2").targets[-50:].double()
+    centred = (targets - targets.mean(dim=0)).numpy()
+    left, sizes, right = np.linalg.svd(centred)
+    best = (left[:, :3] * sizes[:3]) @ right[:3]
+    found = knn_centroid.baselines(args)["least from width 3"]
+    assert found["KNN-2"] == pytest.approx(((best - centred) ** 2).mean(), rel=1e-6)
+    assert len(knn_centroid.baselines(dataclasses.replace(args, width=5))) == 2
+
+
 # images
 
 
