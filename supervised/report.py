@@ -108,7 +108,7 @@ def plot_lines(
         x = [positions[column] for column in row]
         means, errors = [score.mean for score in row.values()], [np.nan_to_num(score.error) for score in row.values()]
         axes.errorbar(x, means, errors, color=COLOURS.get(name), marker="o", markersize=4, capsize=3, label=NAMES[name])
-    for style, (name, numbers) in zip((":x", "-.+"), baselines.items(), strict=False):
+    for style, (name, numbers) in zip((":x", "-.+", "--v"), baselines.items(), strict=False):
         axes.plot([positions[x] for x in numbers], list(numbers.values()), style, color="0.4", linewidth=1, label=name)
     for name, numbers in paper.items():
         if name in rows:

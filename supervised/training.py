@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -472,12 +472,15 @@ def outcomes(
             yield cell, run_cell(dataclasses.replace(args, jobs=1), cell, make_task)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
+    with stops_noted() as stops, ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
         try:
             with interrupts_later():  # from which the processes inherit it, before they can ignore it themselves
                 futures = {pool.submit(run_cell, args, cell, make_task): cell for cell in cells}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            while futures:
+                for future in wait(futures, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    yield futures.pop(future), future.result()
+                if stops:
+                    raise KeyboardInterrupt
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -502,6 +505,20 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def stops_noted() -> Iterator[list[int]]:
+    """Note the signals that ask to stop, instead of raising amid what others do with a lock."""
+    noted: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: noted.append(number)) for number in runs.stop_signals()
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -224,6 +224,18 @@ def test_baselines():
         assert [row[f"KNN-{k}"] for row in found.values()] == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_least_error_of_a_narrow_network():
+    """No better linear output from three numbers than the principal components, found by another way; none if wide."""
+    args = knn_centroid.Args(num_sets=500, num_vectors=6, num_features=5, ks=(2,), width=3)
+    targets = knn_centroid.make_task(args, "KNN-2").targets[-50:].double()
+    centred = (targets - targets.mean(dim=0)).numpy()
+    left, sizes, right = np.linalg.svd(centred)
+    best = (left[:, :3] * sizes[:3]) @ right[:3]
+    found = knn_centroid.baselines(args)["least from width 3"]
+    assert found["KNN-2"] == pytest.approx(((best - centred) ** 2).mean(), rel=1e-6)
+    assert len(knn_centroid.baselines(dataclasses.replace(args, width=5))) == 2
+
+
 # images
 
 
@@ -458,6 +470,23 @@ def test_the_papers_rows_only_at_its_sizes(tmp_path, script, vectors, features, 
         papers = {"knn_centroid": [["0.006"], ["0.055"], ["0.040"]], "aggregation": [["0.002", "0.000", "0.002"]]}
         lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
         assert [[cell.strip() for cell in line] for line in lines] == papers[script]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "last"),
+    [({}, (0.022, 0.086, 0.094, 0.018), (0.009, 0.003, 0.017, 0.002)),
+     ({"num_features": 64}, (0.0056, 0.0204, 0.0229, 0.0064), (0.0018, 0.0006, 0.0017, 0.0002)),
+     ({"width": 32}, (0.022, 0.048, 0.086, 0.003), (0.0003, 0.0002, 0.0082, 0.0001)),
+     ({"width": 64}, (0.022, 0.004, 0.086, 0.001), (0.0001, 0.00009, 0.00825, 0.00007)),
+     ({"layers": 24}, (0.020, 0.061, 0.094, 0.017), (0.0056, 0.0019, 0.0165, 0.0021))],
+)  # fmt: skip
+def test_the_papers_ablations(sizes, first, last):
+    papers = knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 32, "layers": 12, "ks": (16, 3, 1), **sizes}))
+    assert list(papers) == ["maxpool", "avgpool", "clstoken", "adapool"]
+    assert tuple(row["KNN-1"] for row in papers.values()) == first
+    assert tuple(row["KNN-16"] for row in papers.values()) == last
+    assert all(len(row) == 2 for row in papers.values())
+    assert knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 31, "layers": 12, **sizes})) == {}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -632,6 +632,24 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
         assert_same_run(uninterrupted / "runs", tmp_path / "runs", CELL._replace(pool=pool))
 
 
+def test_a_signal_does_not_break_a_lock(tmp_path, monkeypatch):
+    """Amid a wait for the processes it must not raise: the executor's locks would be left undone."""
+    waited, wait = [], training.wait
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        waited.append(wait(*args, **kwargs))
+        return waited[-1]
+
+    monkeypatch.syspath_prepend(Path(training.__file__).parent)  # for the processes
+    monkeypatch.setattr(training, "wait", interrupted)
+    args = small(tmp_path / "runs", epochs=500, pools=TWO, jobs=2, data_dir=tmp_path / "data")
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        training.run_all(args, ["max"], aggregation.make_task)
+    assert len(waited) == 1 and signal.getsignal(signal.SIGINT) is before
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
     """While it runs, its folders are refused to others; if one of its processes is killed, it ends and says so."""
