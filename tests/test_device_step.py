@@ -53,9 +53,11 @@ def device(monkeypatch):
 def make(env_id, mode, *, num_envs=5, learners="first", **options):
     if ENVIRONMENTS[env_id][0] == "box_world":
         options = {"num_levels": 30, **options}  # all of which are drawn at first
-    return gymnasium.make_vec(
+    envs = gymnasium.make_vec(
         env_id, num_envs, backend="torch", autoreset_mode=mode, learners=learners, max_episode_steps=9, **options
     )
+    envs.action_space.seed(0)  # of random actions some end an episode that a test must not see end
+    return envs
 
 
 def on_device(monkeypatch, envs):
