@@ -35,9 +35,8 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import tyro
 
-from noisy_envs import ENVIRONMENTS, registry, results, runs
-from noisy_envs.options import did_you_mean
-from noisy_envs.reference import reference_returns
+from noisy_envs import foreign, registry, results, runs
+from noisy_envs.reference import References, reference_returns
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
@@ -102,11 +101,23 @@ class Level(NamedTuple):
     @property
     def options(self) -> dict[str, int]:
         """The game's options, beside the id's own."""
-        return {} if self.num_noise is None else {registry.NOISE[ENVIRONMENTS[self.env_id][0]]: self.num_noise}
+        return {} if self.num_noise is None else {registry.NOISE[registry.find(self.env_id)[0]]: self.num_noise}
+
+    @property
+    def foreign(self) -> foreign.Game | None:
+        """The game, if it is not of this project."""
+        is_foreign = registry.find(self.env_id)[0] == registry.FOREIGN
+        return foreign.Game(self.env_id, self.options) if is_foreign else None
+
+    def references(self) -> References:
+        """Returns that scores of 0 and 1 stand for."""
+        game = self.foreign
+        return game.references if game else reference_returns(self.env_id, self.options)
 
     def snr(self) -> float:
         """Signal's share of the tokens when an episode starts."""
-        env = gymnasium.make(self.env_id, **self.options)  # type: ignore[arg-type]
+        game = self.foreign
+        env = game.make() if game else gymnasium.make(self.env_id, **self.options)  # type: ignore[arg-type]
         share: float = env.reset(seed=0)[1]["snr"]
         env.close()
         return share
@@ -216,12 +227,12 @@ def check(args: Args) -> None:
         if not getattr(args, name):
             raise ValueError(f"{name}: must be at least one")
     for env_id in args.env_ids:
-        if env_id not in ENVIRONMENTS:
-            hint = did_you_mean(env_id, ENVIRONMENTS)
-            raise ValueError(f"env_ids={env_id!r}: {hint}must be of {', '.join(ENVIRONMENTS)}")
-    games = {ENVIRONMENTS[env_id][0] for env_id in args.env_ids}
+        registry.find(env_id, "env_ids")
+    games = {registry.find(env_id)[0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
+    if games == {registry.FOREIGN} and len(set(args.env_ids)) > 1:
+        raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be one, whose noise --num-noise sets")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registry.NOISE.keys()):
         raise ValueError(
             f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}"
@@ -497,7 +508,7 @@ def panels(cells: list[Cell], note: str = "") -> list[results.Panel]:
             if cell.level == level and metrics.is_file():
                 curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
         title = f"{level.name}\n{note or f'SNR {level.snr():.3g}'}"
-        found.append(results.Panel(title, *reference_returns(level.env_id, level.options), curves))
+        found.append(results.Panel(title, *level.references(), curves))
     return found
 
 

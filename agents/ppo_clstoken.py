@@ -4,6 +4,7 @@
     python agents/ppo_adapool.py --env-id noisy_envs/SimpleCentroid-1v3v28-v0   # the paper's network and settings
     python agents/ppo_adapool.py --env-id noisy_envs/SimpleTag-v0 --num-noise 28    # a predator among obstacles
     python agents/ppo_adapool.py --env-id noisy_envs/BoxWorldEntities-v0 --preset fast    # our settings for it
+    python agents/ppo_adapool.py --env-id CartPole-v1 --num-noise 28    # any environment of Gymnasium, made noisy
     python agents/ppo_adapool.py --parallel-env simple_centroid_v0 --num-agents 3   # one network, three learners
     python agents/ppo_adapool.py --device cuda                                  # worlds and network on a GPU
     torchrun --nproc-per-node 2 agents/ppo_adapool.py --device cuda             # one run on several GPUs
@@ -43,10 +44,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from noisy_envs import ENVIRONMENTS, registry, runs
+from noisy_envs import foreign, registry, runs
 from noisy_envs.attention import narrow_attention
 from noisy_envs.graphs import Recorded
-from noisy_envs.options import build, did_you_mean
+from noisy_envs.options import build
 from noisy_envs.reference import References, reference_returns
 from noisy_envs.shells.parallel import ParallelTokenEnv
 from noisy_envs.tokens import TokenSpec
@@ -62,7 +63,8 @@ class Args:
     """where the other defaults come from: the paper's appendix, by default for the ids of its experiments, or settings
     of ours that learn within minutes on a CPU, BoxWorld's within an hour"""
     num_noise: tuple[int, ...] = ()
-    """noise entities (SimpleCentroid) or obstacles (SimpleTag): one number to train with, several to evaluate with"""
+    """noise entities (SimpleCentroid), obstacles (SimpleTag) or tokens (an id that is not ours): one number to train
+    with, several to evaluate with"""
     options: tuple[str, ...] = ()
     """other options of the environment, such as num_signal=5 or num_noise=(0,28)"""
     parallel_env: Literal["", "simple_centroid_v0", "simple_tag_v0"] = ""
@@ -188,7 +190,11 @@ BOX = Args(
     total_timesteps=3_145_728, num_envs=512, num_steps=32, eval_actions="sampled", learning_rate=4e-3,
     anneal_lr=False, gamma=0.95, update_epochs=8, minibatch_size=4096, vf_coef=0.05, ent_coef=0.02,
 )  # fmt: skip
-FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX}
+# For ids of others.
+FOREIGN = Args(
+    total_timesteps=131_072, num_envs=16, learning_rate=2.5e-3, gamma=0.99, gae_lambda=0.95, minibatch_size=512,
+)  # fmt: skip
+FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX, registry.FOREIGN: FOREIGN}
 PAPER = {"simple_centroid": PAPER_CENTROID, "simple_tag": PAPER_TAG, "box_world": PAPER_BOX}
 GENERAL = ("SimpleCentroid-v0", "SimpleTag-v0", "SimpleTagMPE-v0", "BoxWorld-v0")  # no experiments of the paper
 
@@ -665,7 +671,7 @@ def env_options(args: Args) -> dict[str, Any]:
     Raises:
         ValueError: naming what this game lacks, or what cannot be read.
     """
-    game, _ = ENVIRONMENTS[args.env_id]
+    game, _ = registry.find(args.env_id)
     options = {}
     for word in args.options:
         name, equals, value = word.partition("=")
@@ -693,16 +699,28 @@ def game_of(args: Args) -> Any:
     Raises:
         ValueError: naming an option that is unknown, or a value that is not allowed.
     """
-    game, parameters = ENVIRONMENTS[args.env_id]
+    game, parameters = registry.find(args.env_id)
+    if game == registry.FOREIGN:
+        return foreign.Game(args.env_id, env_options(args))
     try:
         return build(registry.CORES[game], parameters | env_options(args))
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
+def is_foreign(args: Args) -> bool:
+    """Tell whether the environment is not of this project, but made noisy by its wrappers."""
+    return registry.find(args.env_id)[0] == registry.FOREIGN
+
+
+def draws(args: Args) -> bool:
+    """Tell whether a run draws an episode at its end."""
+    return args.gif and (not is_foreign(args) or game_of(args).draws)
+
+
 def team(args: Args) -> str:
     """Name the agents that learn."""
-    game, _ = ENVIRONMENTS[args.env_id]
+    game, _ = registry.find(args.env_id)
     if args.parallel_env or (args.num_agents > 1 and game == "simple_centroid"):
         return "all"
     return "predators" if args.num_agents > 1 else "first"
@@ -716,26 +734,32 @@ def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[
     options = env_options(args)
     if purpose == "evaluate":
         options |= registry.held_out(args.env_id, options)
-    envs = gymnasium.make_vec(
-        args.env_id,
-        num_envs,
-        backend="torch",
-        device=args.device,
-        learners=team(args),
-        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-        **options,
-    )
+    envs: Any
+    if is_foreign(args):
+        envs = foreign.ForeignVectorEnv(game_of(args), num_envs, args.device)
+    else:
+        envs = gymnasium.make_vec(
+            args.env_id,
+            num_envs,
+            backend="torch",
+            device=args.device,
+            learners=team(args),
+            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+            **options,
+        )
     tokens, _ = envs.reset(seed=runs.environment_seed(args.seed, purpose) + first)
     return envs, tokens.flatten(0, -3)
 
 
 def references(args: Args) -> References:
-    """Return the returns of random play and of the oracle.
+    """Return the returns of random play and of the oracle, or in a foreign environment of what counts as solved.
 
     They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
     """
-    if team(args) == "all" and ENVIRONMENTS[args.env_id][0] == "simple_tag":
+    if team(args) == "all" and registry.find(args.env_id)[0] == "simple_tag":
         return References(math.nan, math.nan)
+    if is_foreign(args):
+        return game_of(args).references
     as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
     found = reference_returns(args.env_id, None if as_registered else env_options(args))
     return References(math.nan, math.nan) if found.random == found.oracle else found
@@ -768,9 +792,13 @@ def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
 
 def film(agent: Agent, args: Args) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
-    game, parameters = ENVIRONMENTS[args.env_id]
+    game, parameters = registry.find(args.env_id)
     options = parameters | env_options(args) | registry.held_out(args.env_id, env_options(args))
-    env = ParallelTokenEnv(game, "rgb_array", team(args), **options)
+    env: Any
+    if is_foreign(args):
+        env = foreign.OneForeign(game_of(args))
+    else:
+        env = ParallelTokenEnv(game, "rgb_array", team(args), **options)
     observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
     agent.spec = env.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
@@ -804,8 +832,11 @@ def parse(argv: Sequence[str]) -> Args:
         check_resumed(saved, args)
     else:
         env_id = chosen.env_id or registry.PARALLEL.get(chosen.parallel_env, Args.env_id)
-        game, _ = ENVIRONMENTS.get(env_id, ("simple_centroid", {}))
-        fast = chosen.preset == "fast" or (not chosen.preset and env_id.removeprefix("noisy_envs/") in GENERAL)
+        game, _ = registry.find(env_id)
+        general = game not in PAPER or env_id.removeprefix("noisy_envs/") in GENERAL
+        fast = chosen.preset == "fast" or (not chosen.preset and general)
+        if not fast and game not in PAPER:
+            raise ValueError(f"preset={chosen.preset!r}: the paper has none for {env_id}, only 'fast' is allowed")
         defaults = dataclasses.replace((FAST if fast else PAPER)[game], env_id=env_id)
         on_gpu = (chosen.device or "cpu").startswith("cuda")
         can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
@@ -851,15 +882,14 @@ def check_game(args: Args) -> None:
     """Raise ValueError if a run to evaluate has learned another game than that of the id that is asked for."""
     for path in args.evaluate:
         learned, asked = load_args(path).env_id, args.env_id
-        if asked in ENVIRONMENTS and ENVIRONMENTS[asked][0] != ENVIRONMENTS[learned][0]:
+        game, _ = registry.find(asked)
+        if game != registry.find(learned)[0] or (game == registry.FOREIGN and asked != learned):
             raise ValueError(f"env_id={asked!r}: {path} learned another game, {learned}")
 
 
 def check(args: Args) -> None:
     """Raise ValueError, naming the setting, its value and what is allowed."""
-    if args.env_id not in ENVIRONMENTS:
-        hint = did_you_mean(args.env_id, ENVIRONMENTS)
-        raise ValueError(f"env_id={args.env_id!r}: {hint}must be one of {', '.join(ENVIRONMENTS)}")
+    registry.find(args.env_id)
     if args.parallel_env and registry.PARALLEL[args.parallel_env] != args.env_id:
         raise ValueError(f"parallel_env={args.parallel_env!r}: give it alone, without env_id={args.env_id!r}")
     for field in dataclasses.fields(Args):
@@ -867,8 +897,11 @@ def check(args: Args) -> None:
         lowest, highest = LIMITS.get(field.name, (1, math.inf))
         if type(value) in (int, float) and not lowest <= value <= highest:  # NaN fails too
             raise ValueError(f"{field.name}={value}: must be from {lowest} to {highest}")
-    if not hasattr(game_of(args), "token_spec"):
+    game = game_of(args)
+    if not hasattr(game, "token_spec"):
         raise ValueError(f"options={args.options}: must leave observations that are tokens, not pictures")
+    if args.record is not None and is_foreign(args) and not game.draws:
+        raise ValueError(f"record={str(args.record)!r}: {args.env_id} cannot be drawn as an image")
     check_request(args)
     check_sizes(args)
     try:
@@ -988,10 +1021,10 @@ class Trainer:
     def _prepare(self, args: Args) -> None:
         """Bind the functions of an iteration to this run; compile and record them, if that is asked for."""
         agent, pure_step = self.agent, self.envs.pure_step
-        on_gpu = torch.device(args.device).type == "cuda"
+        on_gpu = torch.device(args.device).type == "cuda" and not is_foreign(args)  # worlds and network alike
 
         # A GPU sums over so few tokens best without dividing them among threads.
-        options: Any = {"unroll_reductions_threshold": 64} if on_gpu else None
+        options: Any = {"unroll_reductions_threshold": 64} if torch.device(args.device).type == "cuda" else None
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, fullgraph=True, dynamic=False, options=options) if args.compile else function
@@ -1060,8 +1093,12 @@ class Trainer:
         load_weights(self.agent, path, content)
         self.optimizer.load_state_dict(content["optimizer"])
         self.generator.set_state(own["generator"])
-        self.play = runs.from_tuples(self.play, own["play"])
         self.step, self.updates, self.seconds, self.kl_coef = content["progress"]
+        if is_foreign(self.args):  # such worlds cannot be saved: they begin new episodes
+            seed = runs.environment_seed(self.args.seed, f"train from step {self.step}, process {RANK}")
+            self.play = self.play._replace(tokens=self.envs.reset(seed=seed)[0])
+        else:
+            self.play = runs.from_tuples(self.play, own["play"])
 
     def iterate(self) -> dict[str, float]:
         """Play and learn once; returns what to log.
@@ -1158,7 +1195,8 @@ class Trainer:
         agent = plain_agent(args, self.envs)
         agent.load_state_dict(self.agent.state_dict())
         random, oracle = self.references
-        runs.plot_curve(self.folder / "curve.png", rows, random, oracle, f"{args.env_id}, {Path(__file__).stem}")
+        title = f"{args.env_id}, {Path(__file__).stem}"
+        runs.plot_curve(self.folder / "curve.png", rows, random, oracle, title, ceiling(args))
         summary = {
             "env_id": args.env_id,
             "options": env_options(args),
@@ -1177,7 +1215,7 @@ class Trainer:
         runs.write_summary(self.folder / "summary.json", summary)
         if self.tracker is not None:
             self.tracker.summarize({name: summary[name] for name in ("score", "return", "score_95", "return_95")})
-        if args.gif:  # last: an error in drawing must not cost the result
+        if draws(args):  # last: an error in drawing must not cost the result
             runs.write_gif(self.folder / "episode.gif", film(agent, args), fps=10)
         return summary
 
@@ -1187,6 +1225,11 @@ class Trainer:
             self.tracker.close()
         if self.lock is not None:
             self.lock.close()
+
+
+def ceiling(args: Args) -> str:
+    """Name what a score of 1 stands for."""
+    return "solved" if is_foreign(args) else "oracle"
 
 
 def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
@@ -1200,6 +1243,14 @@ def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, An
         "return_random": reference.random,
         "return_oracle": reference.oracle,
     }
+
+
+def in_words(found: dict[str, Any], args: Args) -> str:
+    """Put what `score` found into words."""
+    name, about = ("return", "") if math.isnan(found["score"]) else ("score", f"; 0 random, 1 {ceiling(args)}")
+    low, high = found[f"{name}_95"]
+    text = f"{name} {found[name]:.3f} (95 % interval {low:.3f} to {high:.3f}{about})"
+    return text if name == "return" else f"{text}, return {found['return']:.3f}"
 
 
 def evaluate_all(args: Args) -> list[dict[str, Any]]:
@@ -1231,10 +1282,7 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
         told = {"run": str(path), "seed": own.seed, "env_id": here.env_id}
         told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
-        low, high = found["score_95"]
-        print(
-            f"{name_of(path, here)}: score {found['score']:.3f} ({low:.3f} to {high:.3f}), return {found['return']:.3f}"
-        )
+        print(f"{name_of(path, here)}: {in_words(found, here)}")
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
@@ -1254,7 +1302,7 @@ def name_of(path: Path, args: Args) -> str:
 
 def noise_of(args: Args) -> Any:
     """Return how many noise tokens there are, or None where the game has no such option."""
-    option = registry.NOISE.get(ENVIRONMENTS[args.env_id][0])
+    option = registry.NOISE.get(registry.find(args.env_id)[0])
     return None if option is None else getattr(game_of(args), option)
 
 
@@ -1291,13 +1339,11 @@ def train(args: Args) -> dict[str, Any]:
     finally:
         trainer.close()
     if RANK == 0:
-        low, high = summary["score_95"]
         first = f", {trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it"
         print(
-            f"score {summary['score']:.3f} (95 % interval {low:.3f} to {high:.3f}; 0 random, 1 oracle), return "
-            f"{summary['return']:.3f} over {args.eval_episodes} unseen episodes, trained in {trainer.seconds:.0f} s"
-            f"{first if trainer.speed > 0 else ''}\n"
-            f"see curve.png, {'episode.gif, ' if args.gif else ''}metrics.csv and summary.json in {trainer.folder}"
+            f"{in_words(summary, args)} over {args.eval_episodes} unseen episodes, "
+            f"trained in {trainer.seconds:.0f} s{first if trainer.speed > 0 else ''}\n"
+            f"see curve.png, {'episode.gif, ' if draws(args) else ''}metrics.csv and summary.json in {trainer.folder}"
         )
     return summary
 

@@ -25,10 +25,13 @@ Picture = npt.NDArray[np.uint8]
 
 FILMS = (".gif", ".mp4")
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
+SIGNAL, NOISE = (16, 120, 44), (240, 150, 140)  # the paper's green and red, of different lightness
 EXACT = 128  # colours of a GIF's 256 that are kept to the digit
 
 
-def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str) -> None:
+def plot_curve(
+    path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str, ceiling: str = "oracle"
+) -> None:
     """Draw returns over steps, between the lines of random play and of the oracle where they differ, as a PNG."""
     from matplotlib.figure import Figure
 
@@ -39,7 +42,7 @@ def plot_curve(path: Path, rows: list[dict[str, float]], random: float, oracle: 
     returns = [row["charts/episodic_return"] for row in played]
     known = np.isfinite([random, oracle]).all() and random != oracle
     if known:
-        axes.axhline(oracle, color="#14782c", linestyle="--", label=f"oracle {oracle:.2f}")
+        axes.axhline(oracle, color="#14782c", linestyle="--", label=f"{ceiling} {oracle:.2f}")
     axes.plot(steps, returns, color="#142caa", marker=".", label="training, mean over episodes")
     if known:
         axes.axhline(random, color="#c0392b", linestyle=":", label=f"random {random:.2f}")
@@ -154,6 +157,21 @@ def write_png(path: Path, figure: Figure) -> None:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     write_atomically(path, buffer.getvalue())
+
+
+def under(picture: Picture, weights: Array | None, signal: Array) -> Picture:
+    """Add a strip with a bar for each token, as high as its weight (N,) against the largest: (H + h, W, 3).
+
+    Tokens of `signal`, bool (N,), are full dark bars, others light ones with a gap. Without weights the strip is blank.
+    """
+    height, width = max(picture.shape[0] // 6, 12), picture.shape[1]
+    strip = np.full((height, width, 3), 255, np.uint8)
+    if weights is not None:
+        edges = np.linspace(0, width, len(weights) + 1).round().astype(int)
+        for weight, real, left, right in zip(weights / weights.max(), signal, edges, edges[1:], strict=False):
+            top = height - max(round(float(weight) * (height - 2)), 1)
+            strip[top:, left : max(right - 1, left + 1)] = SIGNAL if real else NOISE
+    return np.concatenate([picture, strip])
 
 
 def check_video_path(path: Path) -> None:

@@ -9,6 +9,7 @@ import gymnasium
 from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
+from noisy_envs.options import did_you_mean
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 
@@ -31,10 +32,29 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
+FOREIGN = "foreign environments"  # the game of an id that is not ours, see `noisy_envs.foreign`
+
 # the options that dial noise, and that say how many agents share one network
-NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}
+NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", FOREIGN: "num_noise"}
 LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
+
+
+def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
+    """Return game and parameters of an id of the table, and FOREIGN for any other that Gymnasium knows.
+
+    Raises:
+        ValueError: nobody knows it; the message names the `setting`.
+    """
+    if env_id in ENVIRONMENTS:
+        return ENVIRONMENTS[env_id]
+    try:
+        gymnasium.spec(env_id)
+    except (gymnasium.error.Error, ImportError) as error:
+        hint = did_you_mean(env_id, ENVIRONMENTS)
+        known = f"must be one of {', '.join(ENVIRONMENTS)}, or another id of Gymnasium"
+        raise ValueError(f"{setting}={env_id!r}: {hint}{known} ({str(error).rstrip('.')})") from None
+    return FOREIGN, {}
 
 
 def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -42,7 +62,7 @@ def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, An
 
     Where training draws from a finite bank of levels, by the `options` it had, they are of the bank that follows.
     """
-    game, parameters = ENVIRONMENTS[env_id]
+    game, parameters = find(env_id)
     if game != BoxWorld.name:
         return {}
     bank = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})

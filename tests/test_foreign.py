@@ -1,0 +1,227 @@
+"""Environments of others behind the agents' interface, and runs of the agents on them."""
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import HEADS, load_agent, train_tiny
+from gymnasium import spaces
+
+pytest.importorskip("torch")
+pytest.importorskip("tyro")
+import torch
+
+from noisy_envs import foreign, pictures, registry
+from noisy_envs.wrappers import noisy_tokens
+
+CARTPOLE = "CartPole-v1"
+WORDS = ["--env-id", CARTPOLE, "--num-noise", "4"]
+
+
+class Odd(gymnasium.Env):
+    """Shows and takes what it is told to, and ends after three steps."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012  as Gymnasium has it
+
+    def __init__(self, render_mode=None, shows=None, takes=None):
+        self.render_mode = render_mode
+        self.observation_space = shows or spaces.Box(-1, 1, (3,), np.float32)
+        self.action_space = takes or spaces.Discrete(3, start=5)
+        self.taken = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.clock = 0
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.clock += 1
+        return self.observation_space.sample() * 0, float(np.sum(action)), self.clock == 3, False, {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    gymnasium.register("Odd-v0", Odd)
+    yield
+    gymnasium.registry.pop("Odd-v0")
+
+
+@pytest.fixture(scope="module")
+def ppo():
+    return load_agent("adapool")
+
+
+@pytest.fixture(scope="module")
+def trained(ppo, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return train_tiny(ppo, folder, *WORDS)[1]
+
+
+# the worlds
+
+
+@pytest.mark.parametrize("num_noise", [0, 3, (0, 4)])
+def test_worlds_are_those_of_gymnasium(num_noise):
+    """World i of seed s is the single environment of s + i, noise included, through ends of episodes."""
+    game = foreign.Game(CARTPOLE, {"num_noise": num_noise})
+    envs = foreign.ForeignVectorEnv(game, 3)
+    singles = [noisy_tokens(gymnasium.make(CARTPOLE), num_noise) for _ in range(3)]
+    tokens, _ = envs.reset(seed=7)
+    assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
+    rng = np.random.default_rng(0)
+    worlds, ends = envs.worlds, 0
+    for _ in range(80):
+        actions = rng.integers(0, 2, 3)
+        worlds, outcome = envs.pure_step(worlds, torch.from_numpy(actions))
+        for i, env in enumerate(singles):
+            seen, reward, terminated, truncated, _ = env.step(actions[i])
+            np.testing.assert_array_equal(outcome.final_tokens[i], seen)
+            assert (outcome.reward[i], outcome.terminated[i], outcome.truncated[i]) == (reward, terminated, truncated)
+            if terminated or truncated:
+                ends += 1
+                seen, _ = env.reset()
+            np.testing.assert_array_equal(outcome.tokens[i], seen)
+    assert ends > 5 and worlds == 80
+    assert outcome.reward.dtype == torch.float32 and outcome.tokens.dtype == torch.float32
+    envs.close()
+
+
+def test_what_was_seen_stays_as_it_was():
+    envs = foreign.ForeignVectorEnv(foreign.Game(CARTPOLE), 2)
+    tokens, _ = envs.reset(seed=0)
+    before = tokens.clone()
+    envs.step(torch.zeros(2, dtype=torch.int64))
+    assert torch.equal(tokens, before)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "taken"),
+    [
+        (spaces.Discrete(3, start=5), [0, 2], [5, 7]),
+        (spaces.Box(-2, 6, (2,), np.float32), [[-1, 1], [0, 9]], [[-2, 6], [2, 6]]),
+        (spaces.Box(0, np.inf, (1,), np.float64), [[-3], [8]], [[0], [8]]),
+    ],
+)
+def test_actions_get_the_range_of_the_environment(space, given, taken):
+    found = foreign.to_range(space, np.array(given))
+    np.testing.assert_array_equal(found, taken)
+    assert found.dtype == space.dtype or isinstance(space, spaces.Discrete)
+    assert all(space.contains(one) for one in found)
+
+
+def test_options_are_divided_between_the_noise_and_the_game():
+    game = foreign.Game("Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))})
+    assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.draws
+    assert game.action_space == spaces.Box(-2, 2, (1,))
+    assert foreign.Game(CARTPOLE).draws
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "told"),
+    [
+        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, "its actions, MultiBinary"),
+        ("Odd-v0", {"takes": spaces.Box(-1, 1, (2, 2))}, "must be Discrete or a Box of one axis"),
+        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "must have one axis"),
+        ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
+        ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
+        ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(env_id, options, told):
+    with pytest.raises(ValueError, match=told):
+        foreign.Game(env_id, options)
+
+
+@pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing", "no_module:Env-v0"])
+def test_unknown_ids_are_told(env_id):
+    with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
+        registry.find(env_id)
+    assert registry.find(CARTPOLE) == (registry.FOREIGN, {})
+
+
+def test_references_are_random_play_and_the_threshold():
+    """Random play holds CartPole's pole for some 22 steps, by every account."""
+    found = foreign.Game(CARTPOLE).references
+    assert found == foreign.Game(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
+    assert 19 < found.random < 26 and found.oracle == 475
+    assert all(map(math.isnan, foreign.Game("Odd-v0").references))
+
+
+def test_a_picture_gets_bars_as_high_as_the_weights():
+    picture = np.full((60, 40, 3), 7, np.uint8)
+    drawn = pictures.under(picture, np.array([0.5, 0.25, 0.25, 0]), np.array([True, True, False, False]))
+    assert drawn.shape == (72, 40, 3) and (drawn[:60] == 7).all()
+    assert (drawn[61:, 4] != 255).any() and (drawn[62, 4] == pictures.SIGNAL).all()
+    assert (drawn[71, 14] == pictures.SIGNAL).all() and (drawn[63, 14] == 255).all()
+    assert (drawn[71, 24] == pictures.NOISE).all() and (drawn[71, 9] == 255).all()  # a gap between two
+    assert (pictures.under(picture, None, np.ones(4, bool))[60:] == 255).all()
+
+
+# the agents
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_each_head_plays_with_each_kind_of_action(head, tmp_path):
+    agent = load_agent(head)
+    for words in (WORDS, ["--env-id", "Pendulum-v1"]):
+        summary, _ = train_tiny(agent, tmp_path / words[1], *words)
+        assert np.isfinite(summary["return"])
+
+
+def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
+    args = ppo.parse([*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
+                      "--total-timesteps", "128", "--run-dir", str(tmp_path)])  # fmt: skip
+    first = ppo.Trainer(args)
+    first.iterate()
+    first.save()
+    first.close()
+    seen = []
+    for _ in range(2):
+        trainer = ppo.Trainer(ppo.parse(["--resume", str(first.folder)]))
+        assert trainer.step == 64 and not trainer.play.returns.any()
+        trainer.iterate()
+        seen.append((trainer.play.tokens, trainer.agent.state_dict()))
+        trainer.close()
+    assert torch.equal(seen[0][0], seen[1][0]) and not torch.equal(seen[0][0], first.play.tokens)
+    assert all(torch.equal(a, b) for a, b in zip(seen[0][1].values(), seen[1][1].values(), strict=True))
+
+
+def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys):
+    film = tmp_path / "episode.gif"
+    rows = ppo.main(["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
+                     "--run-dir", str(tmp_path), "--record", str(film)])  # fmt: skip
+    assert [row["evaluated"] for row in rows] == [0, 9]
+    assert "0 random, 1 solved" in capsys.readouterr().out
+    from PIL import Image
+
+    with Image.open(film) as images:
+        assert images.size == (600, 400 + 66) and images.n_frames > 5
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--env-id", "CartPole-v7"], "env_id='CartPole-v7'"),
+        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has none for CartPole-v1"),
+        (["--env-id", CARTPOLE, "--num-agents", "2"], "num_agents=2: CartPole-v1 has none"),
+        (["--env-id", CARTPOLE, "--options", "wind=3"], "wind"),
+        (["--env-id", "Odd-v0", "--options", "num_noise=x"], "num_noise='x'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(ppo, words, told, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        ppo.main([*words, "--run-dir", str(tmp_path)])
+    assert str(stop.value).startswith("error: ") and told in str(stop.value) and "\n" not in str(stop.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_drawn_is_not(ppo, trained, tmp_path):
+    words = [word for word in WORDS if word != CARTPOLE]
+    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--gif")
+    assert (folder / "summary.json").is_file() and not (folder / "episode.gif").exists()
+    with pytest.raises(SystemExit, match=r"record='x\.gif': Odd-v0 cannot be drawn"):
+        ppo.main(["--evaluate", str(folder), "--record", "x.gif"])
+    with pytest.raises(SystemExit, match="learned another game"):
+        ppo.main(["--evaluate", str(folder), "--env-id", CARTPOLE])
