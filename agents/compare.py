@@ -30,13 +30,16 @@ from concurrent import futures
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 import tyro
 
-from noisy_envs import foreign, registry, results, runs
+from noisy_envs import registry, results, runs
 from noisy_envs.reference import References, reference_returns
+
+if TYPE_CHECKING:
+    from noisy_envs.foreign import Game
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
@@ -104,10 +107,13 @@ class Level(NamedTuple):
         return {} if self.num_noise is None else {registry.NOISE[registry.find(self.env_id)[0]]: self.num_noise}
 
     @property
-    def foreign(self) -> foreign.Game | None:
+    def foreign(self) -> Game | None:
         """The game, if it is not of this project."""
-        is_foreign = registry.find(self.env_id)[0] == registry.FOREIGN
-        return foreign.Game(self.env_id, self.options) if is_foreign else None
+        if registry.find(self.env_id)[0] != registry.FOREIGN:
+            return None
+        from noisy_envs.foreign import Game
+
+        return Game(self.env_id, self.options)
 
     def references(self) -> References:
         """Returns that scores of 0 and 1 stand for."""

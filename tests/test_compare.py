@@ -408,9 +408,10 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
         (["--seeds"], "seeds: must be at least one"),
         (["--seeds", "-1"], "seeds=-1: must be from 0"),
         (["--env-ids", "noisy_envs/Nothing-v0"], "noisy_envs/Nothing-v0"),
-        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be of "),
+        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one of "),
         (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "must be of one game"),
         (["--num-noise", "3"], "must come with one id"),
+        (["--env-ids", "CartPole-v1", "Pendulum-v1"], "must be one, whose noise --num-noise sets"),
         (["--address", "auto"], "must come with --ray"),
         (["--gpus-per-run", "nan"], "gpus_per_run=nan"),
         (["--gpus-per-run", "1.5"], "gpus_per_run=1.5: must be whole"),
@@ -473,3 +474,10 @@ def test_ray_takes_up_a_lost_run(field):
 )
 def test_a_failures_reason_is_its_telling_line(log, told):
     assert compare.reason(log) == told
+
+
+def test_a_level_of_another_environment():
+    few, many = (compare.Level("CartPole-v1", noise) for noise in (0, 5))
+    assert (few.name, many.name) == ("CartPole-v1-noise-0", "CartPole-v1-noise-5")
+    assert few.snr() == 1.0 and many.snr() == pytest.approx(0.5)
+    assert few.references() == many.references() and many.references().oracle == 475
