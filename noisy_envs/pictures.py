@@ -162,15 +162,16 @@ def write_png(path: Path, figure: Figure) -> None:
 def under(picture: Picture, weights: Array | None, signal: Array) -> Picture:
     """Add a strip with a bar for each token, as high as its weight (N,) against the largest: (H + h, W, 3).
 
-    Tokens of `signal`, bool (N,), are full dark bars, others light ones with a gap. Without weights the strip is blank.
+    Tokens of `signal`, bool (N,), come first, in dark green, the others in light red. Without weights the strip is blank.
     """
     height, width = max(picture.shape[0] // 6, 12), picture.shape[1]
     strip = np.full((height, width, 3), 255, np.uint8)
     if weights is not None:
         edges = np.linspace(0, width, len(weights) + 1).round().astype(int)
-        for weight, real, left, right in zip(weights / weights.max(), signal, edges, edges[1:], strict=False):
-            top = height - max(round(float(weight) * (height - 2)), 1)
-            strip[top:, left : max(right - 1, left + 1)] = SIGNAL if real else NOISE
+        order = np.argsort(~signal, kind="stable")  # shuffled tokens would make the bars jump
+        for i, left, right in zip(order, edges, edges[1:], strict=False):
+            top = height - max(round(float(weights[i] / weights.max()) * (height - 2)), 1)
+            strip[top:, left : max(right - 1, left + 1)] = SIGNAL if signal[i] else NOISE
     return np.concatenate([picture, strip])
 
 

@@ -151,7 +151,7 @@ def test_references_are_random_play_and_the_threshold():
 
 def test_a_picture_gets_bars_as_high_as_the_weights():
     picture = np.full((60, 40, 3), 7, np.uint8)
-    drawn = pictures.under(picture, np.array([0.5, 0.25, 0.25, 0]), np.array([True, True, False, False]))
+    drawn = pictures.under(picture, np.array([0.25, 0.5, 0, 0.25]), np.array([False, True, False, True]))
     assert drawn.shape == (72, 40, 3) and (drawn[:60] == 7).all()
     assert (drawn[61:, 4] != 255).any() and (drawn[62, 4] == pictures.SIGNAL).all()
     assert (drawn[71, 14] == pictures.SIGNAL).all() and (drawn[63, 14] == 255).all()
