@@ -689,7 +689,7 @@ def env_options(args: Args) -> dict[str, Any]:
         asked["num_agents"] = registry.LEARNERS, args.num_agents
     for setting, (known, number) in asked.items():
         if game not in known:
-            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {' and '.join(known)}")
+            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {', '.join(known)}")
         options[known[game]] = number
     return options
 

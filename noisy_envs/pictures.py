@@ -162,7 +162,7 @@ def write_png(path: Path, figure: Figure) -> None:
 def under(picture: Picture, weights: Array | None, signal: Array) -> Picture:
     """Add a strip with a bar for each token, as high as its weight (N,) against the largest: (H + h, W, 3).
 
-    Tokens of `signal`, bool (N,), come first, in dark green, the others in light red. Without weights the strip is blank.
+    Tokens of `signal`, bool (N,), come first, in dark green; others are light red. Without weights the strip is blank.
     """
     height, width = max(picture.shape[0] // 6, 12), picture.shape[1]
     strip = np.full((height, width, 3), 255, np.uint8)
