@@ -911,3 +911,16 @@ def test_any_number_of_compiled_environments(game, monkeypatch):
             envs = native(GAMES[game], 2, backend="torch", compile=True, learners=team, **options)
             envs.reset(seed=0)
             envs.step(to_backend(still(envs.action_space), "torch"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"autoreset_mode": "Never"}, "autoreset_mode='Never': must be one of 'NextStep', 'SameStep', 'Disabled'"),
+     ({"autoreset_mode": None}, "autoreset_mode=None: must be one of 'NextStep'"),
+     ({"backend": "torch", "device": "nope"}, "device='nope': must be one of torch's")],
+)  # fmt: skip
+def test_a_wrong_mode_or_device_is_told(options, told):
+    if "device" in options:
+        pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=told):
+        gymnasium.make_vec("noisy_envs/SimpleTag-v0", 2, **options)

@@ -110,13 +110,18 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
             max_steps = min(max_steps, max_episode_steps)
+        modes = tuple(mode.value for mode in AutoresetMode)
+        check_choice("autoreset_mode", getattr(autoreset_mode, "value", autoreset_mode), modes)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.check_actions = backend == "numpy" if check_actions is None else check_actions
         if backend == "torch":
             import torch
 
-            self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
+            try:
+                self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
+            except (RuntimeError, AssertionError) as error:
+                raise ValueError(f"device={device!r}: must be one of torch's ({str(error).splitlines()[0]})") from None
         self.learners = driven(self.core, learners, ("first", *self.core.teams))
         cast = casting(self.core, self.learners)
         self._rules = Rules(self.core, self.learners, cast, max_steps, max_episode_steps)
