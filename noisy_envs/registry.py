@@ -11,6 +11,7 @@ from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
+Game = str | type  # a key of CORES, or a core's class, which may be a user's own
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
 # predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
@@ -35,6 +36,11 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles"}
 LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
+
+
+def core_class(game: Game) -> type:
+    """Return the class of a game's rules."""
+    return CORES[game] if isinstance(game, str) else game
 
 
 def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
