@@ -5,6 +5,7 @@ import gymnasium
 import noisy_envs  # noqa: F401  registers the ids
 
 env = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28))
+env.action_space.seed(0)
 tokens, info = env.reset(seed=0)
 total, ended = 0.0, False
 while not ended:

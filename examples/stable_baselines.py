@@ -1,19 +1,54 @@
-"""Train Stable-Baselines3's PPO on flat observations: python examples/stable_baselines.py [ENV_ID] [STEPS]."""
+"""Stable-Baselines3's PPO with AdaPool as features extractor. Needs: pip install -e ".[sb3]".
+
+python examples/stable_baselines.py [ENV_ID] [STEPS]
+"""
 
 import sys
 
 import gymnasium
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import Tensor, nn
 
 import noisy_envs  # noqa: F401  registers the ids
+from noisy_envs.pooling import AdaPool
 from noisy_envs.reference import reference_returns
+from noisy_envs.tokens import TokenSpec
 
-env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleTag-1v3v28-v0"
-steps = int(sys.argv[2]) if len(sys.argv) > 2 else 2048
-env = Monitor(gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id)))  # an MLP takes no sets of tokens
-agent = PPO("MlpPolicy", env, n_steps=1024, seed=0, device="cpu")
-agent.learn(steps)
-mean, std = evaluate_policy(agent, env, n_eval_episodes=10, deterministic=False)
-print(f"{agent.num_timesteps} steps: return {mean:.1f} ± {std:.1f}, score {reference_returns(env_id).score(mean):.2f}")
+
+class AdaPoolExtractor(BaseFeaturesExtractor):
+    """Embeds each token, and pools: tokens (B, N, D) to features (B, width)."""
+
+    def __init__(self, space: gymnasium.spaces.Box, spec: TokenSpec, width: int = 64) -> None:
+        """Make the layers."""
+        super().__init__(space, width)
+        self.spec = spec
+        self.embed = nn.Sequential(nn.Linear(spec.num_features, width), nn.ReLU(), nn.Linear(width, width))
+        self.pool = AdaPool(width, num_heads=4, query=spec.query, init_std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Pool what is not padding."""
+        return self.pool(self.embed(tokens), self.spec.mask(tokens))
+
+
+env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleCentroid-v0"
+steps = int(sys.argv[2]) if len(sys.argv) > 2 else 24_576
+envs = make_vec_env(env_id, n_envs=16, seed=0)
+spec = envs.get_attr("token_spec")[0]
+agent = PPO(
+    "MlpPolicy",
+    envs,
+    n_steps=128,
+    batch_size=512,
+    learning_rate=1e-3,
+    policy_kwargs={"features_extractor_class": AdaPoolExtractor, "features_extractor_kwargs": {"spec": spec}},
+    seed=0,
+    device="cpu",
+)
+score = reference_returns(env_id).score
+for trained in (0, steps):
+    agent.learn(trained)
+    mean, std = evaluate_policy(agent, envs, n_eval_episodes=32, deterministic=False)
+    print(f"{agent.num_timesteps} steps: return {mean:.2f} ± {std:.2f}, score {score(mean):.2f}", flush=True)

@@ -121,7 +121,8 @@ def build(core: type, options: dict[str, Any]) -> Any:
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
-            raise TypeError(f"unknown option {option!r}: {hint}allowed are {', '.join(known)}")
+            # Python's own words, by which TorchRL's GymEnv sees that it must leave one out
+            raise TypeError(f"unexpected keyword argument {option!r}: {hint}allowed are {', '.join(known)}")
     return core(**options)
 
 

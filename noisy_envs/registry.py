@@ -9,9 +9,10 @@ import gymnasium
 from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
-from noisy_envs.options import did_you_mean
+from noisy_envs.options import check_choice, did_you_mean
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
+Game = str | type  # a key of CORES, or a core's class, which may be a user's own
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
 # predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
@@ -55,6 +56,14 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
         known = f"must be one of {', '.join(ENVIRONMENTS)}, or another id of Gymnasium"
         raise ValueError(f"{setting}={env_id!r}: {hint}{known} ({str(error).rstrip('.')})") from None
     return FOREIGN, {}
+
+
+def core_class(game: Game) -> type:
+    """Return the class of a game's rules."""
+    if not isinstance(game, str):
+        return game
+    check_choice("game", game, tuple(CORES))
+    return CORES[game]
 
 
 def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
         (["--env-id", BOX], f" learned another game, {CENTROID}"),
         (["--env-id", "noisy_envs/SimpleTag-v0", "--options"], "env_id='noisy_envs/SimpleTag-v0': "),
         (["--hidden-dim", "16"], "weights of another network"),
-        (["--options", "colour=3"], "unknown option 'colour'"),
+        (["--options", "colour=3"], "unexpected keyword argument 'colour'"),
         (["--record", "x.avi"], "must end in .gif or .mp4, got x.avi"),
         (["--resume", "there"], "resume='there': not with --evaluate"),
         (["--eval-episodes", "0"], "eval_episodes=0: must be from 1 to"),

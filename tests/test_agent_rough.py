@@ -62,7 +62,7 @@ def weights(run):
         (["--num-noise", "4", "28"], "num_noise=(4, 28): one number to train with"),
         (["--record", "x.gif"], "record='x.gif': only with --evaluate"),
         (["--options", ""], "options='': must be NAME=VALUE"),
-        (["--options", "x={[]:1}"], "unknown option 'x': allowed are "),
+        (["--options", "x={[]:1}"], "unexpected keyword argument 'x': allowed are "),
         (["--options", "num_noise={}"], "num_noise={}: must be an integer or a range"),
         (
             ["--env-id", "noisy_envs/BoxWorld-v0", "--options", "observation=rgb"],

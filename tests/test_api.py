@@ -514,7 +514,7 @@ def test_wrong_options_are_named(env_id, kind):
     game, _ = ENVIRONMENTS[env_id]
     cls = {"single": TokenEnv, "vector": TokenVectorEnv, "parallel": ParallelTokenEnv}[kind]
     with pytest.raises(
-        TypeError, match=r"unknown option 'max_step': did you mean 'max_steps'\? allowed are .*max_steps"
+        TypeError, match=r"unexpected keyword argument 'max_step': did you mean 'max_steps'\? allowed are .*max_steps"
     ):
         cls(game, max_step=3)
     with pytest.raises(ValueError, match=r"render_mode='video': must be one of None, .*'rgb_array'"):

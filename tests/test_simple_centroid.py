@@ -648,7 +648,7 @@ def test_bad_options_are_named(option, value, error):
 )
 def test_unknown_options_are_named(option, nearest):
     with pytest.raises(
-        TypeError, match=f"unknown option {option!r}: did you mean {nearest!r}.*allowed are num_agents, "
+        TypeError, match=f"unexpected keyword argument {option!r}: did you mean {nearest!r}.*allowed are num_agents, "
     ):
         build(SimpleCentroid, {option: 1})
 

@@ -16,6 +16,7 @@ import numpy as np
 from noisy_envs.arrays import Array, as_numpy, namespace, take_rows
 from noisy_envs.cores import levels
 from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
+from noisy_envs.cores.single_agent import SingleAgentGame
 from noisy_envs.options import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
@@ -44,7 +45,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BoxWorld:
+class BoxWorld(SingleAgentGame):
     """Keys open boxes that hold further keys, one of them the gem; distractor boxes are dead ends.
 
     ## Description
@@ -121,17 +122,11 @@ class BoxWorld:
 
     name: ClassVar[str] = "box_world"
     num_actions: ClassVar[int] = 4
-    continuous_actions: ClassVar[bool] = False
     terminates: ClassVar[bool] = True
-    signal_moves: ClassVar[bool] = True
     render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array", "ansi")
     policies: ClassVar[tuple[str, ...]] = ("random", "oracle")
-    agents: ClassVar[tuple[str, ...]] = ("agent_0",)
-    teams: ClassVar[dict[str, slice]] = {"all": slice(0, 1)}
-    scripts: ClassVar[tuple[tuple[slice, Any], ...]] = ()
     start_options: ClassVar[tuple[str, ...]] = ("level",)
     start_draws: ClassVar[tuple[int, ...]] = (2,)
-    step_draws: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         """Refuse what the game cannot play.
@@ -270,10 +265,6 @@ class BoxWorld:
             found.append(Level(size, agent, tuple(key), tuple(boxes)))
         return found
 
-    def chance(self, u: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Return what chance decides in a step: nothing."""
-        return u
-
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Play one step of the actions (B, 1)."""
         xp, agent = namespace(action), state.thing[:, 0, 0]
@@ -374,10 +365,6 @@ class BoxWorld:
         picture[world, state.thing[..., 0]] = state.thing[..., 1]
         return picture
 
-    def world_tokens(self, state: State) -> Array:
-        """Return what a centralised critic sees, (B, N, 5) or (B, w, w, 3): the only agent sees all."""
-        return self.observe(state)[:, 0]
-
     def token_mask(self, tokens: Array) -> Array:
         """Tell tokens (..., N, 5) from padding, bool (..., N), or field and held key from the frame (..., w, w)."""
         if self.observation != "rgb":
@@ -403,11 +390,10 @@ class BoxWorld:
 
         "random" is uniform over the actions; "oracle" follows a shortest solution, found by breadth-first search.
         """
-        xp = namespace(u)
         if name == "random":
-            return xp.astype(xp.floor(u * self.num_actions), xp.int64)
+            return super().policy(name, state, u, agents)
         best = [[levels.next_move(world, self.width)] for world in self.worlds(state)]
-        return xp.asarray(best, dtype=xp.int64, device=u.device)
+        return namespace(u).asarray(best, dtype=namespace(u).int64, device=u.device)
 
     def text(self, state: State) -> list[str]:
         """Draw each world in characters, see `noisy_envs.cores.levels.read`."""

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from noisy_envs.options import build
-from noisy_envs.registry import CORES
+from noisy_envs.registry import Game, core_class
 from noisy_envs.shells.common import action_space, casting, check_action, driven, follow, observation_box
 from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.tokens import TokenSpec
@@ -19,7 +19,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
+            its docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
         learners: the team that is driven, "all" or another of `core.teams`, or the "first" agent alone; the others
             follow their policies.
@@ -34,12 +35,12 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         "is_parallelizable": True,
     }
 
-    def __init__(self, game: str, render_mode: str | None = None, learners: str = "all", **options: Any) -> None:
+    def __init__(self, game: Game, render_mode: str | None = None, learners: str = "all", **options: Any) -> None:
         """Make the environment; see the class."""
-        self.core = build(CORES[game], options)
+        self.core = build(core_class(game), options)
         self.render_mode = render_mode
         modes = list(self.core.render_modes)
-        self.metadata = {**type(self).metadata, "name": f"{game}_v0", "render_modes": modes}
+        self.metadata = {**type(self).metadata, "name": f"{self.core.name}_v0", "render_modes": modes}
         self._learners = driven(self.core, learners, ("first", *self.core.teams))
         self._cast = casting(self.core, self._learners)
         self.possible_agents = list(self.core.agents[self._learners])

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 
 from noisy_envs.options import build
-from noisy_envs.registry import CORES
+from noisy_envs.registry import Game, core_class
 from noisy_envs.shells.common import action_space, casting, check_action, follow, observation_box
 from noisy_envs.shells.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.tokens import TokenSpec
@@ -20,7 +20,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """A game seen by its first agent, whose observation is a set of tokens (N, D).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
+            its docstring describes the game and its options.
         render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or of some games "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
@@ -36,9 +37,9 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
 
-    def __init__(self, game: str, render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, game: Game, render_mode: str | None = None, **options: Any) -> None:
         """Make the environment; see the class."""
-        self.core = build(CORES[game], options)
+        self.core = build(core_class(game), options)
         self.render_mode = render_mode
         self.metadata = {**type(self).metadata, "render_modes": list(self.core.render_modes)}
         self.observation_space = observation_box(self.core)

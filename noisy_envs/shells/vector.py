@@ -17,7 +17,7 @@ from noisy_envs.arrays import Array, as_numpy, namespace, put_rows
 from noisy_envs.cores import Core
 from noisy_envs.options import build, check_choice, check_count, check_flag
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.registry import CORES
+from noisy_envs.registry import Game, core_class
 from noisy_envs.shells.common import (
     action_space,
     casting,
@@ -52,7 +52,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     of each world are driven, for one network that all of them share: tokens (B, n, N, D), actions and rewards (B, n).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`; the core's docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
+            its docstring describes the game and its options.
         num_envs: number of worlds, B.
         max_episode_steps: a time limit; the smaller of it and the game's `max_steps` counts.
         backend: "numpy", or "torch" for tensors in and out.
@@ -80,7 +81,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        game: str,
+        game: Game,
         num_envs: int = 1,
         *,
         max_episode_steps: int | None = None,
@@ -104,7 +105,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         check_flag("copy", copy)
         if backend == "numpy" and (device is not None or compile):
             raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
-        self.core: Core = build(CORES[game], options)
+        self.core: Core = build(core_class(game), options)
         self.num_envs, self.backend, self.render_mode, self.render_envs = num_envs, backend, render_mode, render_envs
         max_steps = self.core.max_steps
         if max_episode_steps is not None:

@@ -1,0 +1,152 @@
+"""A game of the user's own, handed to the shells as a class: that of examples/own_environment.py."""
+
+import copy
+import pickle
+import runpy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import ROOT, assert_same, draw_actions, play, play_parallel, to_backend
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from noisy_envs.arrays import Array, as_numpy
+from noisy_envs.cores.single_agent import SingleAgentGame
+from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.shells.single import TokenEnv
+from noisy_envs.shells.vector import TokenVectorEnv
+from noisy_envs.tokens import TokenSpec
+from noisy_envs.wrappers import noisy_tokens
+
+
+@pytest.fixture
+def fruit(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The example's class, with its id registered for the test alone."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    return runpy.run_path(str(ROOT / "examples" / "own_environment.py"))["Fruit"]
+
+
+def walk(tokens: np.ndarray) -> np.ndarray:
+    return 1 + np.sign(tokens[..., 1, 0]).astype(int)
+
+
+def test_own_game_is_an_environment_of_gymnasium(fruit):
+    env = gymnasium.make("Fruit-v0", num_pebbles=3, max_steps=5)
+    check_env(env.unwrapped)
+    tokens, info = env.reset(seed=0)
+    assert tokens.shape == (5, 2) and info["signal_mask"].tolist() == [True, True, False, False, False]
+    while True:
+        tokens, reward, terminated, truncated, info = env.step(walk(tokens))
+        assert reward == pytest.approx(0.98 if terminated else -0.02)
+        assert info["is_success"] == terminated
+        if terminated or truncated:
+            break
+    with pytest.raises(ValueError, match="fruit takes no state to start from"):
+        env.reset(options={"state": env.unwrapped.state})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_pebble': did you mean 'num_pebbles'\?"):
+        gymnasium.make("Fruit-v0", num_pebble=3)
+    assert env.unwrapped.core.policy("random", None, np.array([[0.99]])).tolist() == [[2]]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
+def test_a_vector_of_it_plays_what_single_ones_do(fruit, mode):
+    ours = gymnasium.make_vec("Fruit-v0", num_envs=3, max_steps=9, autoreset_mode=mode)
+    theirs = SyncVectorEnv([lambda: gymnasium.make("Fruit-v0", max_steps=9)] * 3, autoreset_mode=mode)
+    actions = draw_actions(ours.action_space, 30)
+    for ours_seen, theirs_seen in zip(
+        play(ours, actions, seed=3), play(theirs, actions, seed=3), strict=True
+    ):  # tokens, rewards, ends
+        assert_same(ours_seen[0], theirs_seen[0])
+        for a, b in zip(ours_seen[1:-1], theirs_seen[1:-1], strict=True):
+            np.testing.assert_allclose(a, b)
+
+
+def test_numpy_and_torch_play_alike(fruit):
+    pytest.importorskip("torch")
+    seen = {}
+    for backend in ("numpy", "torch"):
+        envs = TokenVectorEnv(fruit, 4, backend=backend, max_steps=6)
+        actions = [to_backend(action, backend) for action in draw_actions(envs.action_space, 20)]
+        seen[backend] = play(envs, actions, seed=1)
+    for ours, theirs in zip(seen["numpy"], seen["torch"], strict=True):
+        for a, b in zip(ours[:-1], theirs[:-1], strict=True):
+            np.testing.assert_allclose(a, as_numpy(b), atol=1e-6)
+
+
+def test_more_pebbles_move_neither_agent_nor_fruit(fruit):
+    few, many = (TokenEnv(fruit, num_pebbles=count).reset(seed=7)[0] for count in (1, 9))
+    assert_same(few, many[:3])
+
+
+def test_pettingzoo_copies_and_wrappers_take_it(fruit):
+    env = ParallelTokenEnv(fruit)
+    assert env.metadata["name"] == "fruit_v0"
+    single = play(TokenEnv(fruit), [0, 1, 2], seed=4)
+    for ours, theirs in zip(single, play_parallel(env, [{"agent_0": i} for i in range(3)], seed=4), strict=True):
+        assert_same(ours[0], theirs[0]["agent_0"])
+    assert env.state().shape == (9, 2)
+    tokens, _ = noisy_tokens(TokenEnv(fruit), num_noise=4).reset(seed=0)
+    assert tokens.shape == (13, 2)
+    env = TokenEnv(fruit)
+    env.reset(seed=2)
+    other = copy.deepcopy(env)
+    assert_same(env.step(0), other.step(0))
+
+
+class State(NamedTuple):
+    place: Array  # (B, 1)
+
+
+class Chance(NamedTuple):
+    wind: Array  # (B, 1)
+
+
+@dataclass(frozen=True)
+class Drift(SingleAgentGame):
+    """The least that a game adds, one with chance in its steps and without an end of its own."""
+
+    max_steps: int = 3
+    name = "drift"
+    num_actions = 1
+    continuous_actions = True
+    start_draws = (1,)
+    step_draws = (1,)
+    observation_bounds = np.float32([[-9]]), np.float32([[9]])
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        return TokenSpec(1, ("x",), {}, padded=False)
+
+    def initial(self, u: tuple[Array, ...]) -> State:
+        return State(u[0])
+
+    def chance(self, u: tuple[Array, ...]) -> Chance:
+        return Chance(u[0])
+
+    def transition(self, state: State, action: Array, chance: Chance) -> State:
+        return State(state.place + action[:, 0] + chance.wind)
+
+    def observe(self, state: State, agents: slice = slice(0, 1)) -> Array:
+        return state.place[:, None, None]
+
+    def reward(self, state: State, agents: slice = slice(0, 1)) -> Array:
+        return -state.place
+
+    def signal_mask(self, tokens: Array) -> Array:
+        return tokens[..., 0] > -1
+
+
+def test_the_least_game_plays_everywhere(backend):
+    check_env(TokenEnv(Drift), skip_render_check=True)
+    single = play(pickle.loads(pickle.dumps(TokenEnv(Drift))), [np.float32([0.5])] * 3, seed=5)
+    envs = TokenVectorEnv(Drift, 2, backend=backend)
+    actions = [to_backend(np.full((2, 1), 0.5, np.float32), backend)] * 3
+    many = play(envs, actions, seed=5)
+    for one, row in zip(single, many, strict=False):
+        np.testing.assert_allclose(one[0], as_numpy(row[0])[0], rtol=1e-6)
+    assert many[-1][3].all() and not many[-1][2].any()
+    assert Drift().policy("random", None, np.float32([[0.3]])).tolist() == [[np.float32(0.3)]]
+    assert Drift().world_tokens(State(np.ones((2, 1)))).shape == (2, 1, 1)
