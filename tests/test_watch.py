@@ -132,7 +132,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "5"], ["--seed", "5", "--num-noise", "28"]):
         __main__.main(["--watch", env_id, "--policy", "random", *words, "--out", str(tmp_path / "x.gif")])
-    first, same, other, noisy = shown
+    first, same, other, _ = shown
     assert [show.noise for show in shown] == [4, 4, 4, 28]
     assert [show.episode.seed for show in shown] == [0, 0, 5, 5]
     assert np.array_equal(first.picture(), same.picture()) and (other.picture() != first.picture()).any()
