@@ -14,6 +14,7 @@ from conftest import GAMES, HEADS, ROOT, each_game, each_id, load_agent, train_t
 from noisy_envs import ENVIRONMENTS, __main__, pictures, watch
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, NOISE
+from noisy_envs.runs import environment_seed
 from noisy_envs.shells.episode import RENDER_FPS
 from noisy_envs.watch import NOISE_STEP, Reference, Show, Viewer, film
 
@@ -190,11 +191,22 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
 
     other = "noisy_envs/SimpleCentroid-1v15v16-v0"
     for env_id, asked, expected in ((CENTROID, None, 4), (CENTROID, 9, 9), (other, None, 16), (other, 0, 0)):
-        show = Show(env_id, Trained(run, env_id, asked), 0)
+        player = Trained(run, env_id, asked)
+        show = Show(env_id, player, 0)
         assert show.noise == expected
         show.add_noise(8)
         show.step()
+        assert player._agent.spec == show.episode.core.token_spec
         assert show.noise == expected + 8 and len(show._weights) == show.episode.core.num_entities
+
+
+def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_given(run, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or [show.picture()])
+    monkeypatch.setattr(__main__, "write_video", lambda *_: None)
+    for words in ([], ["--seed", "0"], ["--seed", "7"]):
+        __main__.main(["--watch", CENTROID, "--policy", str(run), *words, "--out", str(tmp_path / "x.gif")])
+    assert [show.episode.seed for show in shown] == [environment_seed(1, "evaluate"), 0, 7]
 
 
 def test_another_folder_of_agents_may_be_named(run, tmp_path):
@@ -285,6 +297,7 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
 )
 def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
@@ -397,6 +410,24 @@ def test_closing_the_window_ends_the_program(screen, event, monkeypatch):
 
     seen, _ = look(Viewer(show_of(TAG)), {2: [getattr(pygame, event)]})
     assert len(seen) == 3
+
+
+def test_closing_the_window_before_the_next_picture_is_due_ends_the_program_too(screen):
+    import pygame
+
+    asked = []
+
+    class Closed(Viewer):
+        def words(self):
+            asked.append(self.window.opened)
+            assert len(asked) < 9, "nobody heard it"
+            if asked[-1] is not None:
+                pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=asked[-1][0]))
+            return super().words()
+
+    viewer = Closed(show_of(TAG))
+    viewer.run()
+    assert len(asked) == 2 and viewer.window.opened is None
 
 
 def test_ctrl_c_closes_the_window_and_ends_quietly(screen, monkeypatch):
