@@ -8,28 +8,27 @@ import numpy as np
 import pygame
 
 from noisy_envs import ENVIRONMENTS
+from noisy_envs.window import strokes
 
-ARROWS = {pygame.K_LEFT: "left", pygame.K_RIGHT: "right", pygame.K_DOWN: "down", pygame.K_UP: "up"}
 SLOTS = ["nothing", "left", "right", "down", "up"]  # of the particle games
 MOVES = ["up", "down", "left", "right"]  # of BoxWorld
 
 
-def strokes(held: set[str]) -> list[str]:
+def arrows(held: set[str]) -> list[str]:
     """Return the arrows pressed since the last call, and keep in `held` which are down.
 
     Raises:
         SystemExit: Esc, or the window is closed.
     """
     pressed = []
-    for event in pygame.event.get():
-        key = event.key if event.type in (pygame.KEYDOWN, pygame.KEYUP) else None
-        if event.type in (pygame.QUIT, pygame.WINDOWCLOSE) or key == pygame.K_ESCAPE:
+    for key, down in strokes():
+        if key in ("escape", "quit"):
             raise SystemExit
-        if key in ARROWS and event.type == pygame.KEYDOWN:
-            pressed.append(ARROWS[key])
-            held.add(ARROWS[key])
-        elif key in ARROWS:
-            held.discard(ARROWS[key])
+        if key in MOVES and down:
+            pressed.append(key)
+            held.add(key)
+        else:
+            held.discard(key)
     return pressed
 
 
@@ -42,7 +41,7 @@ env.reset(seed=args.seed)
 held: set[str] = set()
 total = 0.0
 while True:
-    pressed = strokes(held)
+    pressed = arrows(held)
     actions: list[Any] = [MOVES.index(arrow) for arrow in pressed]  # the world waits for a key
     if isinstance(env.action_space, gymnasium.spaces.Box):  # the world goes on; two arrows push aslant
         actions = [np.isin(SLOTS, list(held | set(pressed))).astype(np.float32)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Picture = npt.NDArray[np.uint8]
 
-FILMS = (".gif", ".mp4")
+FILMS = {".gif": ("PIL", "pillow"), ".mp4": ("imageio_ffmpeg", "imageio-ffmpeg")}  # what writes them: module, package
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
 SIGNAL, NOISE = (16, 120, 44), (240, 150, 140)  # the paper's green and red, of different lightness
 EXACT = 128  # colours of a GIF's 256 that are kept to the digit
@@ -179,14 +179,15 @@ def check_video_path(path: Path) -> None:
     """Refuse a path to which `write_video` could not write, before an episode is played for it.
 
     Raises:
-        ValueError: for a suffix but .gif and .mp4, or .mp4 without the package that writes it.
+        ValueError: for a suffix but .gif and .mp4, or without the package that writes it.
         FileExistsError: nothing is ever overwritten.
         NotADirectoryError, PermissionError: its folder cannot be made, or not be written.
     """
     if path.suffix.lower() not in FILMS:
         raise ValueError(f"a video must end in {' or '.join(FILMS)}, got {path}")
-    if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ValueError(f"{path} needs a package that is not installed: pip install imageio-ffmpeg")
+    module, package = FILMS[path.suffix.lower()]
+    if find_spec(module) is None:
+        raise ValueError(f"{path} needs a package that is not installed: pip install {package}")
     if path.exists():
         raise FileExistsError(f"{path} exists; take another name, or remove it first")
     folder = next(parent for parent in path.absolute().parents if parent.exists())

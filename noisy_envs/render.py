@@ -8,12 +8,10 @@ needs no display.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +21,7 @@ from noisy_envs.cores import box_world, levels
 from noisy_envs.cores import simple_centroid as centroid
 from noisy_envs.cores import simple_tag as tag
 from noisy_envs.cores.particles import ABSENT, State
+from noisy_envs.window import Window
 
 if TYPE_CHECKING:
     import pygame
@@ -184,8 +183,7 @@ class Renderer:
         if fps < 1 or size < 100:
             raise ValueError(f"fps={fps} must be at least 1 and size={size} at least 100")
         self.core, self.mode, self.fps, self.size = core, mode, fps, size
-        self._opened: tuple[pygame.Window, pygame.time.Clock] | None = None
-        self._dismissed = False  # the person closed the window
+        self._window = Window(core.name, (size, size), fps)
 
     def draw(self, state: Any, step: int, total_return: float, weights: Any = None) -> Picture | None:
         """Draw one world.
@@ -203,7 +201,7 @@ class Renderer:
         Raises:
             RuntimeError: the person has closed the window.
         """
-        if self._dismissed:
+        if self._window.dismissed:
             raise RuntimeError("the window was closed; after close() a drawing opens a new one")
         halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
         scene = SCENES[self.core.name](self.core, state, halos)
@@ -212,7 +210,7 @@ class Renderer:
         # + 0.0 turns -0.0 into 0.0
         picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
         if self.mode == "human":
-            self._show(picture)
+            self._window.show(picture)
             return None
         import pygame
 
@@ -221,48 +219,11 @@ class Renderer:
 
     def close(self) -> None:
         """Close the window, and no other; drawing again opens a new one."""
-        if self._opened is not None:
-            self._opened[0].destroy()
-        self._opened = None
-        self._dismissed = False
+        self._window.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the window: a copy begins afresh."""
-        return {**self.__dict__, "_opened": None, "_dismissed": False}
-
-    def _show(self, picture: pygame.Surface) -> None:
-        """Put a picture into the window, wait until the next is due, and see whether the person closes it."""
-        import pygame
-
-        window, clock = self._open()
-        window.get_surface().blit(picture, (0, 0))
-        window.flip()
-        clock.tick(self.fps)
-        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion fills the queue
-            if getattr(event, "window", None) is not window:
-                pygame.event.post(event)
-            elif event.type == pygame.WINDOWCLOSE:
-                self.close()
-                self._dismissed = True
-
-    def _open(self) -> tuple[pygame.Window, pygame.time.Clock]:
-        """Return the window and its clock; open one where there is none."""
-        import pygame
-
-        if self._opened is not None:
-            return self._opened
-        # without this, SDL turns SIGTERM into an event, and a run no longer obeys `kill`
-        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
-        self._opened = pygame.Window(self.core.name, (self.size, self.size)), pygame.time.Clock()
-        pygame.register_quit(partial(_forget_window, ref(self)))
-        return self._opened
-
-
-def _forget_window(renderer: ref[Renderer]) -> None:
-    """Let go of a window that a pygame.quit() anywhere has ended; touching it would read freed memory."""
-    living = renderer()
-    if living is not None:
-        living._opened = None
+        """Give a copy a window of its own."""
+        return {**self.__dict__, "_window": copy(self._window)}
 
 
 def paint(scene: Scene | Board, caption: str, size: int) -> pygame.Surface:

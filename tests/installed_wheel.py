@@ -36,6 +36,13 @@ def test_an_id_needs_no_import():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+def test_the_command_lists_the_ids():
+    told = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "noisy_envs"], check=True, capture_output=True, text=True
+    ).stdout
+    assert all(env_id in told for env_id in noisy_envs.ENVIRONMENTS)
+
+
 def test_pettingzoo_view():
     from noisy_envs import simple_centroid_v0, simple_tag_v0
 

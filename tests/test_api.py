@@ -697,19 +697,20 @@ def test_close_leaves_other_windows_open(env_id, dummy_display):
         env.reset(seed=0)
     import pygame
 
-    (window, _), same = second._episode._renderer._opened, second._episode._renderer
+    same = second._episode._renderer._window
+    window, _ = same.opened
     first.close()
     first.close()
     assert pygame.display.get_init()
     second.step(still(second.action_space))
-    assert same._opened[0] is window
+    assert same.opened[0] is window
     window.get_surface()
     array = make(env_id, render_mode="rgb_array")
     array.reset()
     array.render()
     array.close()
     second.step(still(second.action_space))
-    assert same._opened[0] is window
+    assert same.opened[0] is window
     second.close()
 
 

@@ -102,13 +102,13 @@ def press_close(renderer: Renderer) -> None:
     """Do what a person does who closes the window."""
     import pygame
 
-    assert renderer._opened is not None
-    pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=renderer._opened[0]))
+    assert renderer._window.opened is not None
+    pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=renderer._window.opened[0]))
 
 
 def is_open(renderer: Renderer) -> bool:
     """Tell whether the renderer has a window that lives."""
-    return renderer._opened is not None and renderer._opened[0].get_surface() is not None
+    return renderer._window.opened is not None and renderer._window.opened[0].get_surface() is not None
 
 
 # C14: pictures
@@ -572,8 +572,8 @@ def test_window_shows_the_picture(screen: None) -> None:
 
     renderer = Renderer(CORE, "human", fps=100, size=SIZE)
     assert renderer.draw(start(CORE), 0, 0.0) is None
-    assert renderer._opened is not None
-    shown = pygame.surfarray.array3d(renderer._opened[0].get_surface()).swapaxes(0, 1)
+    assert renderer._window.opened is not None
+    shown = pygame.surfarray.array3d(renderer._window.opened[0].get_surface()).swapaxes(0, 1)
     np.testing.assert_array_equal(shown, picture(CORE, start(CORE)))
     renderer.close()
 

@@ -228,11 +228,11 @@ def test_a_video_where_nothing_may_be_written(tmp_path, monkeypatch):
         runs.check_video_path(tmp_path / "a.gif")
 
 
-def test_mp4_without_its_writer_is_refused_early(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("suffix", "package"), [(".gif", "pillow"), (".mp4", "imageio-ffmpeg")])
+def test_a_video_without_its_writer_is_refused_early(tmp_path, monkeypatch, suffix, package):
     monkeypatch.setattr(pictures, "find_spec", lambda _: None)
-    runs.check_video_path(tmp_path / "a.gif")
-    with pytest.raises(ValueError, match="pip install imageio-ffmpeg"):
-        runs.check_video_path(tmp_path / "a.mp4")
+    with pytest.raises(ValueError, match=f"pip install {package}$"):
+        runs.check_video_path(tmp_path / f"a{suffix}")
 
 
 def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path, monkeypatch):

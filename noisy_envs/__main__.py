@@ -1,0 +1,150 @@
+"""List the environments, or watch one: python -m noisy_envs --help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from noisy_envs.options import did_you_mean
+from noisy_envs.pictures import check_video_path, write_video
+from noisy_envs.reference import reference_returns
+from noisy_envs.registry import CORES, ENVIRONMENTS
+from noisy_envs.runs import STOPPED, quiet_pipe
+from noisy_envs.shells.common import check_seed
+from noisy_envs.shells.episode import RENDER_FPS
+from noisy_envs.watch import Player, Reference, Show, Viewer, film
+from noisy_envs.window import has_display
+
+HEADS = ("id", "tokens", "actions", "noise", "random", "oracle")
+LEGEND = """
+tokens (N, features); noise: those of them that say nothing about the task, in
+the first episode; random, oracle: mean returns of an episode.
+
+python -m noisy_envs --watch ID [--policy oracle|random|CHECKPOINT]
+python -m noisy_envs --help"""
+
+
+def row(env_id: str) -> tuple[str, ...]:
+    """Return what the table says of an id, a text for each of `HEADS`."""
+    env: Any = gymnasium.make(env_id).unwrapped
+    tokens, info = env.reset(seed=0)
+    actions = f"{env.core.num_actions} floats" if env.core.continuous_actions else f"one of {env.core.num_actions}"
+    noise = int(np.count_nonzero(env.core.token_mask(tokens) & ~info["signal_mask"]))
+    returns = [f"{value:.3f}" for value in reference_returns(env_id)]
+    return env_id, str(env.observation_space.shape), actions, str(noise), *returns
+
+
+def table() -> str:
+    """Return all ids with what they show, take and pay: lines of 80 characters at most."""
+    rows = [HEADS, *map(row, ENVIRONMENTS)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = 3  # columns of words; those of numbers stand at the right
+    lines = [
+        "  ".join(x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in enumerate(zip(cells, widths, strict=True)))
+        for cells in rows
+    ]
+    return "\n".join(lines)
+
+
+def make_player(policy: str, env_id: str, noise: int | None, seed: int, agents: Path | None) -> Player:
+    """Return a reference policy by its name, or the agent of a checkpoint by its path.
+
+    Raises:
+        ValueError, OSError: naming what is neither, or does not fit.
+    """
+    core: Any = CORES[ENVIRONMENTS[env_id][0]]
+    if policy in core.policies:
+        return Reference(policy, env_id, noise, seed)
+    if not Path(policy).exists():
+        allowed = f"one of {', '.join(core.policies)}, or the folder or checkpoint of a run, and there is no such file"
+        raise ValueError(f"policy={policy!r}: {did_you_mean(policy, core.policies)}must be {allowed}")
+    try:
+        from noisy_envs.trained import AGENTS, Trained
+
+        return Trained(Path(policy), env_id, noise, agents or AGENTS)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"policy={policy!r}: agents need more packages ({error}): pip install -e '.[agents]'"
+        ) from None
+
+
+def watch(args: argparse.Namespace) -> None:
+    """Write a film, or open a window until the person closes it.
+
+    Raises:
+        ValueError, TypeError, OSError: naming what cannot be watched, or written, before anything is played.
+    """
+    if args.watch not in ENVIRONMENTS:
+        hint = did_you_mean(args.watch, ENVIRONMENTS)
+        raise ValueError(f"watch={args.watch!r}: {hint}must be one of the ids that `python -m noisy_envs` lists")
+    if args.out is not None:
+        check_video_path(args.out)
+    elif not has_display():
+        raise ValueError("there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4")
+    seed = None if args.seed is None else check_seed(args.seed)
+    player = make_player(args.policy, args.watch, args.num_noise, seed or 0, args.agents_dir)
+    show = Show(args.watch, player, player.seed if seed is None else seed)
+    if args.out is None:
+        Viewer(show).run()
+        return
+    write_video(args.out, film(show), RENDER_FPS)
+    print(f"see {args.out}: return {show.episode.total_return:.3f} in {show.episode.clock} steps")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        "python -m noisy_envs",
+        description="List the environments, or watch one. In the window: space pauses, s steps, r begins the next "
+        "episode, + and - change the noise, q quits.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--watch", metavar="ID", help="the environment to watch")
+    parser.add_argument(
+        "--policy",
+        default="oracle",
+        help="a reference policy of the game, oracle or random say, or a run of agents/ppo_*.py, its folder or its "
+        "checkpoint.pt, whose pooling weights are drawn as halos (default: oracle)",
+    )
+    parser.add_argument(
+        "--seed", type=int, help="of the episodes (default: 0, or for a run that of its own evaluation)"
+    )
+    parser.add_argument("--num-noise", type=int, metavar="N", help="noise entities, or obstacles, if the game has any")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write an episode as FILE.gif or FILE.mp4 instead of opening a window"
+    )
+    parser.add_argument(
+        "--agents-dir", type=Path, metavar="DIR", help="where ppo_*.py lie (default: agents of the checkout)"
+    )
+    args = parser.parse_args(argv)
+    asked = [word for word in argv if word.startswith("--")]
+    if args.watch is None and asked:
+        parser.error(f"{asked[0]} needs --watch ID")
+    return args
+
+
+def main(argv: Sequence[str]) -> None:
+    """List or watch, as the words say."""
+    args = parse(argv)
+    try:
+        if args.watch is None:
+            print(f"{table()}\n{LEGEND}")
+        else:
+            watch(args)
+    except BrokenPipeError:
+        raise
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(STOPPED) from None
+
+
+if __name__ == "__main__":
+    with quiet_pipe():
+        main(sys.argv[1:])

@@ -1,0 +1,96 @@
+"""Trained agents as players: a checkpoint of agents/ppo_*.py, played by the file that made it.
+
+The agents are single files of no package. A checkpoint names its pooling head, and the head names the file, which is
+imported from a folder that the user trusts; of the checkpoint itself only weights and settings are read, never code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from noisy_envs import runs
+from noisy_envs.arrays import Array
+from noisy_envs.cores import Core
+from noisy_envs.registry import ENVIRONMENTS, held_out
+
+AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
+
+
+class Trained:
+    """The agent of a checkpoint, as the run's own evaluation plays it, on the CPU.
+
+    Of its files it uses `load_args`, `check`, `env_options`, `team`, `make_envs`, `plain_agent`, `load_weights`,
+    `decide` and the agent's `token_weights`.
+
+    Args:
+        path: a run's folder, or its checkpoint.
+        env_id: an id of the game that it learned.
+        noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has.
+        agents: the folder of agents/ppo_*.py.
+
+    Raises:
+        ValueError, OSError: naming what is missing or does not fit.
+    """
+
+    def __init__(self, path: Path, env_id: str, noise: int | None, agents: Path = AGENTS) -> None:
+        """Load the agent; see the class."""
+        checkpoint = path / "checkpoint.pt" if path.is_dir() else path
+        content: Any = runs.load_checkpoint(checkpoint)
+        self.name = _head(checkpoint, content)
+        self._file = load_file(self.name, agents)
+        saved = self._file.load_args(checkpoint)
+        game, _ = ENVIRONMENTS[env_id]
+        if ENVIRONMENTS.get(saved.env_id, ("", {}))[0] != game:
+            raise ValueError(f"policy={str(path)!r}: learned another game than {env_id}, {saved.env_id}")
+        trained_with = saved.num_noise if env_id == saved.env_id else ()
+        num_noise = trained_with if noise is None else (noise,)
+        self._args = args = dataclasses.replace(saved, env_id=env_id, num_noise=num_noise, device="cpu", track=False)
+        self._file.check(args)
+        options = self._file.env_options(args)
+        self.team, self.options = self._file.team(args), options | held_out(env_id, options)
+        self.seed = runs.environment_seed(args.seed, "evaluate")
+        self._agent = self._file.plain_agent(args, self._file.make_envs(args, 1, "evaluate")[0])
+        self._file.load_weights(self._agent, checkpoint, content)
+        self._generator = self._file.torch.Generator().manual_seed(args.seed)
+
+    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array]:
+        """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,)."""
+        torch = self._file.torch
+        self._agent.spec = core.token_spec
+        tokens = torch.from_numpy(core.observe(state, agents)[0])
+        with torch.inference_mode():
+            weights = self._agent.token_weights(tokens)[0].numpy()
+            actions = self._file.decide(self._agent, tokens, self._args, self._generator).numpy()
+        return actions[None], weights
+
+
+def load_file(head: str, agents: Path) -> ModuleType:
+    """Import the file of a pooling head from the folder of agents.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    path = agents / f"ppo_{head.lower()}.py"
+    spec = spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise FileNotFoundError(
+            f"no {path}, which plays checkpoints of the head {head}: say where it is by --agents-dir, "
+            "the folder agents of a checkout"
+        )
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module  # where dataclasses look up its annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+def _head(checkpoint: Path, content: Any) -> str:
+    """Return the pooling head of a checkpoint, the name of a class and no path."""
+    head = content.get("head") if isinstance(content, dict) else None
+    if not isinstance(head, str) or not head.isidentifier():
+        raise ValueError(f"{checkpoint} is no checkpoint of agents/ppo_*.py: it names no pooling head")
+    return head

@@ -1,0 +1,520 @@
+"""The command `python -m noisy_envs`: the table of ids, films, and the window with its keys."""
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import GAMES, HEADS, ROOT, each_game, each_id, load_agent, train_tiny
+
+from noisy_envs import ENVIRONMENTS, __main__, pictures, watch
+from noisy_envs.reference import play_reference, reference_returns
+from noisy_envs.registry import CORES, NOISE
+from noisy_envs.runs import environment_seed
+from noisy_envs.shells.episode import RENDER_FPS
+from noisy_envs.watch import NOISE_STEP, Reference, Show, Viewer, film
+
+CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
+POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
+SHORT = ["--options", "max_steps=3"]
+WORDS = {
+    CENTROID: SHORT,
+    TAG: ["--env-id", TAG, *SHORT],
+    BOX: ["--env-id", BOX, "--preset", "fast", "--options", "size=6", "max_steps=3"],
+}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let episodes of all ids be of five steps."""
+    for env_id, (game, parameters) in ENVIRONMENTS.items():
+        monkeypatch.setitem(ENVIRONMENTS, env_id, (game, parameters | {"max_steps": 5}))
+
+
+def refused(words, code=None):
+    """Return the message with which the command ends."""
+    with pytest.raises(SystemExit) as error:
+        __main__.main([str(word) for word in words])
+    if code is not None:
+        return error.value.code == code
+    message = str(error.value)
+    assert message.startswith("error: ") and "\n" not in message
+    return message
+
+
+# The table
+
+
+@each_id
+def test_a_row_says_what_the_environment_shows_takes_and_pays(env_id):
+    name, tokens, actions, noise, *returns = __main__.row(env_id)
+    env = gymnasium.make(env_id)
+    assert (name, tokens) == (env_id, str(env.observation_space.shape))
+    continuous = isinstance(env.action_space, gymnasium.spaces.Box)
+    assert actions == (f"{env.action_space.shape[0]} floats" if continuous else f"one of {env.action_space.n}")
+    assert returns == [f"{value:.3f}" for value in reference_returns(env_id)]
+    game, parameters = ENVIRONMENTS[env_id]
+    if game in NOISE and not parameters.get("collidable_obstacles"):
+        assert int(noise) == getattr(env.unwrapped.core, NOISE[game])
+    assert int(noise) == {"SimpleTagMPE-v0": 0, "BoxWorldPixels-v0": 42}.get(env_id.split("/")[1], int(noise))
+
+
+def test_padding_is_no_noise(monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, CENTROID, ("simple_centroid", {}))
+    monkeypatch.setitem(gymnasium.registry[CENTROID].kwargs, "num_noise", (0, 28))
+    env = gymnasium.make(CENTROID).unwrapped
+    tokens, info = env.reset(seed=0)
+    present = int(env.core.token_mask(tokens).sum())
+    assert present < 32 and __main__.row(CENTROID)[3] == str(present - int(info["signal_mask"].sum()))
+
+
+def test_the_table_is_aligned_and_fits_80_columns(capsys):
+    __main__.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    head, *rows = lines[: len(ENVIRONMENTS) + 1]
+    assert tuple(head.split()) == __main__.HEADS and [row.split()[0] for row in rows] == list(ENVIRONMENTS)
+    ends = [head.index(word) + len(word) for word in __main__.HEADS[3:]]
+    for row in rows:
+        assert len(row) == len(head)
+        assert all(row[end - 1] != " " and row[end : end + 2].strip() == "" for end in ends)
+
+
+def test_the_table_needs_neither_torch_nor_pygame_and_its_reader_may_leave():
+    code = """
+import sys
+from noisy_envs import __main__
+__main__.main([])
+assert not {"torch", "pygame", "pettingzoo", "PIL"} & set(sys.modules), sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    with subprocess.Popen([sys.executable, "-m", "noisy_envs"], cwd=ROOT, **PIPES) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+
+
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+# Reference policies
+
+
+@pytest.mark.parametrize(("env_id", "policy"), POLICIES)
+def test_a_reference_policy_plays_as_where_its_returns_are_measured(env_id, policy):
+    show = Show(env_id, Reference(policy, env_id, None, seed=3), seed=3)
+    while not show.episode.ended:
+        show.step()
+    assert show.episode.total_return == pytest.approx(play_reference(env_id, policy, episodes=1, seed=3)[0], abs=1e-4)
+
+
+@pytest.mark.parametrize(("env_id", "policy"), POLICIES)
+def test_a_reference_policy_makes_a_film(env_id, policy, short, tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    __main__.main(["--watch", env_id, "--policy", policy, "--out", str(tmp_path / "new" / "x.gif")])
+    assert capsys.readouterr().out.startswith(f"see {tmp_path / 'new' / 'x.gif'}: return ")
+    with image.open(tmp_path / "new" / "x.gif") as shown:
+        assert shown.n_frames == 6 and shown.size == (600, 600) and shown.info["duration"] == 1000 // RENDER_FPS
+
+
+def test_a_film_may_be_an_mp4(short, tmp_path):
+    imageio = pytest.importorskip("imageio_ffmpeg")
+    __main__.main(["--watch", TAG, "--out", str(tmp_path / "x.mp4")])
+    assert imageio.count_frames_and_secs(tmp_path / "x.mp4")[0] == 6
+
+
+@pytest.mark.parametrize("env_id", [CENTROID, TAG])
+def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or [show.picture()])
+    monkeypatch.setattr(__main__, "write_video", lambda *_: None)
+    for words in ([], ["--seed", "0"], ["--seed", "5"], ["--seed", "5", "--num-noise", "28"]):
+        __main__.main(["--watch", env_id, "--policy", "random", *words, "--out", str(tmp_path / "x.gif")])
+    first, same, other, _ = shown
+    assert [show.noise for show in shown] == [4, 4, 4, 28]
+    assert [show.episode.seed for show in shown] == [0, 0, 5, 5]
+    assert np.array_equal(first.picture(), same.picture()) and (other.picture() != first.picture()).any()
+    for show in shown:
+        show.step()
+    assert np.array_equal(first.picture(), same.picture()) and (other.picture() != first.picture()).any()
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("head", HEADS)
+@each_game
+def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
+    pytest.importorskip("tyro")
+    from noisy_envs.trained import Trained
+
+    ppo = load_agent(head)
+    _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
+    args = ppo.load_args(run)
+    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+    ppo.load_weights(agent, run, ppo.runs.load_checkpoint(run / "checkpoint.pt"))
+    expected = ppo.film(agent, args)
+    for path in (run, run / "checkpoint.pt"):
+        player = Trained(path, env_id, None)
+        assert player.name.lower() == head
+        found = film(Show(env_id, player, player.seed))
+        assert np.array_equal(found[:-1], expected[:-1])
+        assert (found[-1] != expected[-1]).any()  # only ours has halos
+    __main__.main(["--watch", env_id, "--policy", str(run), "--out", str(tmp_path / "x.gif")])
+    assert (tmp_path / "x.gif").read_bytes().startswith(b"GIF")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of AdaPool."""
+    pytest.importorskip("tyro")
+    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
+
+
+def test_several_learners_play_with_one_network(tmp_path):
+    pytest.importorskip("tyro")
+    from noisy_envs.trained import Trained
+
+    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--num-agents", "2", *SHORT)
+    player = Trained(run, CENTROID, 7)
+    show = Show(CENTROID, player, 1)
+    assert player.team == "all" and show.noise == 7
+    assert show._action.shape == (1, 2, 5) and len(show._weights) == 12
+    show.step()
+
+
+def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
+    from noisy_envs.trained import Trained
+
+    other = "noisy_envs/SimpleCentroid-1v15v16-v0"
+    for env_id, asked, expected in ((CENTROID, None, 4), (CENTROID, 9, 9), (other, None, 16), (other, 0, 0)):
+        player = Trained(run, env_id, asked)
+        show = Show(env_id, player, 0)
+        assert show.noise == expected
+        show.add_noise(8)
+        show.step()
+        assert player._agent.spec == show.episode.core.token_spec
+        assert show.noise == expected + 8 and len(show._weights) == show.episode.core.num_entities
+
+
+def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_given(run, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or [show.picture()])
+    monkeypatch.setattr(__main__, "write_video", lambda *_: None)
+    for words in ([], ["--seed", "0"], ["--seed", "7"]):
+        __main__.main(["--watch", CENTROID, "--policy", str(run), *words, "--out", str(tmp_path / "x.gif")])
+    assert [show.episode.seed for show in shown] == [environment_seed(1, "evaluate"), 0, 7]
+
+
+def test_another_folder_of_agents_may_be_named(run, tmp_path):
+    from noisy_envs.trained import Trained
+
+    source = (ROOT / "agents" / "ppo_adapool.py").read_text()
+    (tmp_path / "ppo_adapool.py").write_text(source + "\nMINE = True\n")
+    assert Trained(run, CENTROID, None, tmp_path)._file.MINE
+    told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif", "--agents-dir", tmp_path / "no"])
+    assert f"no {tmp_path / 'no' / 'ppo_adapool.py'}, which plays checkpoints of the head AdaPool" in told
+    assert "--agents-dir" in told
+
+
+class Evil:
+    """A pickle that would touch a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("missing", "no checkpoint at "),
+        ("text", "is no checkpoint of an agent, or damaged"),
+        ("code", "is no checkpoint of an agent, or damaged"),
+        ("a tensor", "it names no pooling head"),
+        ("no head", "it names no pooling head"),
+        ("a path as head", "it names no pooling head"),
+        ("an unknown head", "ppo_otherpool.py, which plays checkpoints of the head OtherPool"),
+        ("another version", "is of another version of this file"),
+        ("another head", "another network than these settings make"),
+        ("another game", f"learned another game than {CENTROID}, {TAG}"),
+    ],
+)
+def test_a_file_that_is_no_such_checkpoint_is_refused(run, how, told, tmp_path):
+    torch = pytest.importorskip("torch")
+    content, path = torch.load(run / "checkpoint.pt"), tmp_path / "checkpoint.pt"
+    made = {
+        "a tensor": torch.zeros(2),
+        "no head": {name: value for name, value in content.items() if name != "head"},
+        "a path as head": {**content, "head": "../../adapool"},
+        "an unknown head": {**content, "head": "OtherPool"},
+        "another version": {**content, "args": {**content["args"], "old": 1}},
+        "another head": {**content, "head": "AvgPool"},
+        "another game": {**content, "args": {**content["args"], "env_id": TAG}},
+    }
+    if how in made:
+        torch.save(made[how], path)
+    elif how == "text":
+        path.write_text("hello")
+    elif how == "code":
+        path.write_bytes(pickle.dumps(Evil(tmp_path / "evil")))
+    message = refused(["--watch", CENTROID, "--policy", tmp_path, "--out", tmp_path / "x.gif"])
+    assert told in message and str(tmp_path if how != "an unknown head" else "ppo_otherpool") in message
+    assert not (tmp_path / "evil").exists() and not (tmp_path / "x.gif").exists()
+
+
+def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif"])
+    assert "agents need more packages" in told and "[agents]" in told
+
+
+# Words that cannot be
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["noisy_envs/SimpleTga-v0"],
+            "watch='noisy_envs/SimpleTga-v0': did you mean 'noisy_envs/SimpleTag-v0'? must be",
+        ),
+        (["chess"], "watch='chess': must be one of the ids"),
+        ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? must be one of random, still, "),
+        ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
+        ([BOX, "--num-noise", "4"], f"num_noise=4: {BOX} has none, only simple_centroid and simple_tag"),
+        ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
+        ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
+        ([CENTROID, "--out", "x.avi"], "must end in .gif or .mp4, got x.avi"),
+        ([CENTROID, "--out", "x"], "must end in .gif or .mp4, got x"),
+        ([CENTROID, "--out", "taken.gif"], "taken.gif exists"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
+    (tmp_path / "taken.gif").write_text("mine")
+    assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
+    assert (tmp_path / "taken.gif").read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [["--policy", "random"], ["--out=x.gif"], ["--seed", "x"], ["--wtach", TAG], ["x"]])
+def test_wrong_words_end_with_the_usage(words, capsys):
+    assert refused(words, code=2)
+    assert "usage: python -m noisy_envs" in capsys.readouterr().err
+
+
+def test_other_options_are_nothing_without_an_id(capsys):
+    assert refused(["--policy", "random"], code=2)
+    assert "--policy needs --watch ID" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("display", ["", ":12345"], ids=["none", "dead"])
+def test_without_a_display_a_film_is_proposed(display):
+    env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "WAYLAND_DISPLAY")}
+    words = [sys.executable, "-m", "noisy_envs", "--watch", BOX]
+    ran = subprocess.run(words, check=False, cwd=ROOT, env=env | {"DISPLAY": display}, timeout=60, **PIPES)
+    message = b"error: there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4\n"
+    assert ran.returncode == 1 and ran.stderr.endswith(message)
+    if not display:
+        assert ran.stderr == message
+
+
+# The window
+
+
+@pytest.fixture
+def screen(dummy_display):
+    """Give SDL a display that nobody sees, and leave none behind."""
+    import pygame
+
+    pygame.quit()
+    yield
+    pygame.quit()
+
+
+def look(viewer, script):
+    """Watch, keys being pressed after some pictures: the (episode, step, noise, paused) shown, and the windows."""
+    import pygame
+
+    viewer.window.fps = 1000
+    seen, windows, show, plain = [], set(), viewer._show, viewer.window.show
+
+    def shown(picture):
+        plain(picture)
+        assert len(seen) < 500, "nobody ended it"
+        for event in script.get(len(seen), []):
+            if isinstance(event, str):
+                pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.key.key_code(event)))
+            else:
+                pygame.event.post(pygame.event.Event(event, window=viewer.window.opened[0]))
+        seen.append((show.episode.number, show.episode.clock, show.noise, viewer.paused))
+        windows.add(viewer.window.opened[0])
+
+    viewer.window.show = shown
+    viewer.run()
+    assert viewer.window.opened is None
+    return seen, windows
+
+
+def show_of(env_id, seed=0):
+    return Show(env_id, Reference("oracle", env_id, None, seed), seed)
+
+
+@pytest.mark.parametrize("key", ["q", "escape"])
+def test_the_world_goes_on_by_itself_until_a_key_ends_it(screen, key):
+    assert look(Viewer(show_of(TAG)), {3: [key]})[0] == [(0, step, 4, False) for step in range(4)]
+
+
+def test_keys_pause_go_on_and_step(screen):
+    seen, _ = look(Viewer(show_of(TAG)), {1: ["space"], 4: ["s"], 5: ["s"], 7: ["space"], 10: ["q"]})
+    assert [step for _, step, _, _ in seen] == [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 5]
+    assert [paused for *_, paused in seen] == [False] * 2 + [True] * 6 + [False] * 3
+
+
+def test_a_step_pauses(screen):
+    seen, _ = look(Viewer(show_of(TAG)), {2: ["s"], 5: ["q"]})
+    assert seen[2:] == [(0, 2, 4, False)] + [(0, 3, 4, True)] * 3
+
+
+def test_a_key_begins_the_next_episode(screen):
+    seen, _ = look(Viewer(show_of(BOX)), {2: ["r"], 4: ["r"], 5: ["q"]})
+    assert [(number, step) for number, step, _, _ in seen] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize("env_id", [CENTROID, TAG])
+def test_keys_change_the_noise_of_the_same_episode_in_the_same_window(screen, env_id):
+    script = {1: ["r"], 3: ["+"], 5: ["-"], 6: ["-", "-", "-"], 7: ["="], 9: ["q"]}
+    seen, windows = look(Viewer(show_of(env_id)), script)
+    assert [noise for _, _, noise, _ in seen] == [4, 4, 4, 4, 8, 8, 4, 0, 4, 4] and NOISE_STEP == 4
+    assert [(number, step) for number, step, _, _ in seen[4:8]] == [(1, 0), (1, 1), (1, 0), (1, 0)]
+    assert len(windows) == 1
+
+
+def test_without_noise_its_keys_do_nothing_and_are_not_named(screen):
+    viewer = Viewer(show_of(BOX))
+    seen, _ = look(viewer, {1: ["+"], 3: ["q"]})
+    assert {noise for _, _, noise, _ in seen} == {None} and "noise" not in "".join(viewer.words())
+    assert "+/-: noise" in Viewer(show_of(TAG)).words()[1]
+
+
+@pytest.mark.parametrize("event", ["WINDOWCLOSE", "QUIT"])
+def test_closing_the_window_ends_the_program(screen, event, monkeypatch):
+    import pygame
+
+    seen, _ = look(Viewer(show_of(TAG)), {2: [getattr(pygame, event)]})
+    assert len(seen) == 3
+
+
+def test_closing_the_window_before_the_next_picture_is_due_ends_the_program_too(screen):
+    import pygame
+
+    asked = []
+
+    class Closed(Viewer):
+        def words(self):
+            asked.append(self.window.opened)
+            assert len(asked) < 9, "nobody heard it"
+            if asked[-1] is not None:
+                pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=asked[-1][0]))
+            return super().words()
+
+    viewer = Closed(show_of(TAG))
+    viewer.run()
+    assert len(asked) == 2 and viewer.window.opened is None
+
+
+def test_ctrl_c_closes_the_window_and_ends_quietly(screen, monkeypatch):
+    opened = []
+
+    class Interrupted(Viewer):
+        def words(self):
+            opened.append(self.window)
+            if len(opened) == 3:
+                raise KeyboardInterrupt
+            return super().words()
+
+    monkeypatch.setattr(__main__, "Viewer", Interrupted)
+    assert refused(["--watch", TAG], code=130)
+    assert len(opened) == 3 and opened[0].opened is None
+
+
+def test_the_end_of_an_episode_stays_for_a_second_and_then_the_next_begins(screen, short):
+    seen, _ = look(Viewer(show_of(CENTROID)), {20: ["q"]})
+    assert [step for _, step, _, _ in seen[:17]] == [0, 1, 2, 3, 4, *[5] * RENDER_FPS, 0, 1]
+    assert seen[15][0] == 1
+
+
+def test_sizes_that_change_from_episode_to_episode_keep_the_window(screen, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, BOX, ("box_world", {"size": (5, 9), "num_distractors": (0, 1)}))
+    show = show_of(BOX)
+    sizes, sized = set(), Viewer(show).window.size
+    for _ in range(8):
+        show.restart()
+        sizes.add(int(show.episode.state.level[0]))
+        assert (show.picture().shape[1], show.picture().shape[0] + watch.PANEL) == sized
+    assert len(sizes) > 1
+    _, windows = look(Viewer(show), {1: ["r"], 2: ["r"], 3: ["r"], 4: ["q"]})
+    assert len(windows) == 1
+
+
+@each_id
+def test_the_window_shows_the_picture_and_below_it_words_that_fit(screen, env_id):
+    import pygame
+
+    viewer = Viewer(show_of(env_id))
+    viewer._show.player.name, viewer.paused = "ClsToken", True
+    told, keys = viewer.words()
+    assert told.startswith(env_id.removeprefix("noisy_envs/")) and told.endswith("paused") and "q: quit" in keys
+    viewer.window.show(viewer._paint())
+    shown = pygame.surfarray.array3d(viewer.window.opened[0].get_surface()).swapaxes(0, 1)
+    viewer.window.close()
+    np.testing.assert_array_equal(shown[:600], viewer._show.picture())
+    panel = shown[600:]
+    assert len(panel) == watch.PANEL
+    for line in np.split(panel, 2):
+        written = np.nonzero((line.max(axis=2) < 100).any(axis=0))[0]
+        assert watch.MARGIN <= written.min() <= watch.MARGIN + 3 and written.max() < 600 - watch.MARGIN
+        assert (line[[0, -1]].min(axis=2) > 200).all()  # no letter is cut
+
+
+def test_the_window_keeps_the_pace_of_the_game(screen):
+    viewer = Viewer(show_of(TAG))
+    assert viewer.window.fps == RENDER_FPS == 10
+
+
+def test_a_checkpoint_shows_its_weights_in_the_window(screen, run):
+    from noisy_envs.trained import Trained
+
+    viewer = Viewer(Show(CENTROID, Trained(run, CENTROID, None), 0))
+    plain = Viewer(Show(CENTROID, dataclasses.replace(Plain(), options=viewer._show.player.options), 0))
+    assert (viewer._show.picture() != plain._show.picture()).any()
+    seen, windows = look(viewer, {2: ["+"], 6: ["q"]})
+    assert seen[3][2] == 8 and len(windows) == 1 and viewer.words()[0].startswith("SimpleCentroid-v0     AdaPool")
+
+
+@dataclasses.dataclass
+class Plain:
+    """Rests, and weighs nothing."""
+
+    name: str = "rests"
+    team: str = "first"
+    options: dict = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+    def act(self, core, state, agents):
+        return np.zeros((1, 1, 5), np.float32), None
+
+
+def test_a_film_needs_no_window(short, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch.Window, "show", lambda *_: pytest.fail("a window was opened"))
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(pictures, "write_gif", lambda path, frames, fps: path.write_bytes(b"GIF"))
+    __main__.main(["--watch", TAG, "--out", str(tmp_path / "x.gif")])
+    assert (tmp_path / "x.gif").exists()
