@@ -22,8 +22,9 @@ lint: $(VENV)/dev  ## ruff, and the agents' copies
 types: $(VENV)/dev  ## mypy
 	$(BIN)/mypy
 
+# Without --quiet, which would hide warnings from --strict too.
 docs: $(VENV)/docs  ## build the documentation: build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Build the wheel, and test it from a folder and an environment that know nothing of the checkout.
 wheel: $(VENV)/dev  ## build the wheel and test it from outside the checkout
