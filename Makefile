@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow lint types wheel benchmark clean
+.PHONY: help demo test test-slow lint types docs wheel benchmark clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
@@ -21,6 +21,10 @@ lint: $(VENV)/dev  ## ruff, and the agents' copies
 
 types: $(VENV)/dev  ## mypy
 	$(BIN)/mypy
+
+# Without --quiet, which would hide warnings from --strict too.
+docs: $(VENV)/docs  ## build the documentation: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Build the wheel, and test it from a folder and an environment that know nothing of the checkout.
 wheel: $(VENV)/dev  ## build the wheel and test it from outside the checkout
@@ -47,6 +51,10 @@ $(VENV)/agents: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[agents]"
 	touch $@
 
+$(VENV)/docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@
+
 $(VENV)/dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	touch $@ $(VENV)/agents
+	touch $@ $(VENV)/agents $(VENV)/docs

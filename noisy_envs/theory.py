@@ -36,21 +36,35 @@ __all__ = [
 
 
 class Margins(NamedTuple):
-    """Distances between the scores of a set (equations 8 and 9), each (...)."""
+    """Distances between the scores of a set (equations 8 and 9), each (...).
 
-    signal_width: Tensor  # epsilon_s = max r_s - min r_s
-    noise_width: Tensor  # epsilon_eta = max r_eta - min r_eta; 0 without noise
-    margin: Tensor  # M = min r_s - max r_eta, below 0 where they overlap; infinite without noise
-    distance: Tensor  # D = max r_s - min r_eta = M + epsilon_s + epsilon_eta; infinite without noise
+    Attributes:
+        signal_width: epsilon_s = max r_s - min r_s
+        noise_width: epsilon_eta = max r_eta - min r_eta; 0 without noise
+        margin: M = min r_s - max r_eta, below 0 where they overlap; infinite without noise
+        distance: D = max r_s - min r_eta = M + epsilon_s + epsilon_eta; infinite without noise
+    """
+
+    signal_width: Tensor
+    noise_width: Tensor
+    margin: Tensor
+    distance: Tensor
 
 
 class Bounds(NamedTuple):
-    """Bounds on the errors w* - w of a set's weights (Theorem 3.12), each (...)."""
+    """Bounds on the errors w* - w of a set's weights (Theorem 3.12), each (...).
 
-    signal_low: Tensor  # L_s
-    signal_high: Tensor  # U_s
-    noise_low: Tensor  # L_eta
-    noise_high: Tensor  # U_eta
+    Attributes:
+        signal_low: L_s
+        signal_high: U_s
+        noise_low: L_eta
+        noise_high: U_eta
+    """
+
+    signal_low: Tensor
+    signal_high: Tensor
+    noise_low: Tensor
+    noise_high: Tensor
 
 
 def signal_loss(tokens: Tensor, signal: Tensor, pooled: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -12,15 +12,24 @@ class TokenSpec:
     """Names for an observation of `num_tokens` rows and as many columns as there are `features`.
 
     The mask follows from the observation alone: a row whose `marker` feature is `padding` is no token.
+
+    Attributes:
+        num_tokens: rows, N.
+        features: names of the columns.
+        roles: name -> value of the role feature; empty where a game has none.
+        query: row of the observing agent's own token, AdaPool's query.
+        marker: column that tells padding.
+        padding: its value there.
+        padded: whether rows can be padding at all.
     """
 
     num_tokens: int
     features: tuple[str, ...]
-    roles: dict[str, int]  # name -> value of the role feature; empty where a game has none
-    query: int = 0  # row of the observing agent's own token, AdaPool's query
-    marker: int = -1  # column that tells padding
+    roles: dict[str, int]
+    query: int = 0
+    marker: int = -1
     padding: float = -1.0
-    padded: bool = True  # whether rows can be padding at all
+    padded: bool = True
 
     @property
     def num_features(self) -> int:

@@ -1,4 +1,4 @@
-"""The README's programs and the examples run as they stand."""
+"""The programs of the README, the pages and the docstrings run as they stand, as do the examples."""
 
 import dataclasses
 import json
@@ -20,17 +20,39 @@ from noisy_envs.registry import CORES
 from noisy_envs.shells.single import TokenEnv
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = {
+    f"{path.name}-{number}": block
+    for path in [*PAGES, *sorted((ROOT / "noisy_envs").rglob("*.py"))]
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
+}
+COMMAND = re.compile(r"(?:^|`)python (\w+/\w+\.py[^#`\n]*)", re.MULTILINE)
+COMMANDS = [command for path in PAGES for command in COMMAND.findall(path.read_text())]
+SCRIPTS = sorted({command.split()[0] for command in COMMANDS})
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_readme_program(block, capsys):
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_program_in_the_text(block, capsys):
     if "torch" in block:
         pytest.importorskip("torch")
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(block, "block", "exec"), {"__name__": "block"})
     shown = capsys.readouterr().out.splitlines()
-    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the README says is printed
+    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the text says is printed
         assert printed in shown
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_command_in_the_text(script):
+    """Every flag that the text gives a program is one of its own."""
+    for package in ("torch", "tyro", *(["sklearn"] if script.startswith("supervised") else [])):
+        pytest.importorskip(package)
+    words = [sys.executable, script, "--help"]
+    shown = subprocess.run(words, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    for command in COMMANDS:
+        own, _, _ = command.partition(" -- ")  # what follows is another program's
+        if own.split()[0] == script:
+            for flag in re.findall(r"--[a-z][a-z-]+", own):
+                assert re.search(rf"{flag}\b", shown), command
 
 
 EXAMPLES = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "play.py"]  # that one waits
@@ -96,15 +118,28 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
     assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
 
 
-def test_readme_names_every_id_option_and_reference():
-    text = (ROOT / "README.md").read_text()
-    for env_id in noisy_envs.ENVIRONMENTS:
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{env_id}`")]
-        for value in reference_returns(env_id):
-            assert f"{value:.3f}".replace("-", "−") in row
-    for core in CORES.values():
-        for option in (field.name for field in dataclasses.fields(core)):
-            assert f"`{option}`" in text
+make_pages = runpy.run_path(str(ROOT / "tools" / "make_pages.py"))
+
+
+def test_pages_are_what_the_docstrings_and_the_registry_say():
+    written = {path.name: path.read_text() for path in (ROOT / "docs" / "environments").glob("*.md")}
+    assert written == {name: text.rstrip() + "\n" for name, text in make_pages["pages"]().items()}
+
+
+@pytest.mark.parametrize("env_id", noisy_envs.ENVIRONMENTS)
+def test_gallery_shows_every_id(env_id):
+    film = ROOT / "docs" / "images" / "gallery" / f"{env_id.partition('/')[2]}.gif"
+    assert 0 < film.stat().st_size < 600_000
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_docstring_has_gymnasiums_headings_and_every_option(core):
+    headings = "Description, Action Space, Observation Space, Rewards, Starting State, Episode End, Arguments"
+    found = list(make_pages["sections"](core))
+    assert found == [*headings.split(", "), "Differences", "Version History"]
+    missing = dataclasses.make_dataclass(core.__name__, [("unknown", int, 1)], bases=(core,), frozen=True)
+    with pytest.raises(ValueError, match="says nothing of unknown"):
+        make_pages["with_table"](make_pages["sections"](core)["Arguments"], missing)
 
 
 @pytest.mark.parametrize("env_id", noisy_envs.ENVIRONMENTS)

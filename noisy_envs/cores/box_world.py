@@ -52,7 +52,9 @@ class BoxWorld(SingleAgentGame):
     A field of cells holds the agent, a loose key and boxes: two cells in a row, the content (a key, or the gem) on the
     left and the lock on the right. Walking onto the loose key takes it. Walking onto a lock of the held key's colour
     opens the box: what is in it becomes the held key, and both its cells are free. One chain of boxes leads from the
-    loose key to the gem. A distractor's first lock fits a key of that chain too, but none of its keys leads on.
+    loose key to the gem. A distractor's first lock fits a key of that chain too, but none of its keys leads on. In the
+    paper's game (`goal_length` 2) the loose key fits all three boxes, and only what is inside tells the right one;
+    chains begin with `goal_length` 3. The oracle follows a shortest solution.
 
     ## Action Space
     `Discrete(4)`: up, down, left, right. A move off the field, onto a content, or onto a lock of another colour than
@@ -71,7 +73,12 @@ class BoxWorld(SingleAgentGame):
     | padding, last | −1, −1, −1, −1, −1 | the same, where `size` is a range |
 
     `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, the picture: the field in a black frame, whose top left cell shows
-    the held key. It is no set of tokens, so there is no `token_spec`.
+    the held key; a smaller level lies at the top left. It is no set of tokens, so there is no `token_spec`, and
+    `signal_mask` is (size + 2, size + 2).
+
+    Positions are relative, as in the paper, so "entities" do not show where the field ends, and two levels can look
+    alike of which one has the key loose and the other has it held. Signal, in `info["signal_mask"]`, are agent, keys,
+    locks and gem, not empty cells.
 
     Agent 128, 128, 128; gem 255, 255, 255; empty 220, 220, 220; keys and locks have 19 other colours.
 
@@ -89,12 +96,19 @@ class BoxWorld(SingleAgentGame):
     `max_steps`, unless terminated by the same step.
 
     ## Arguments
+    * `observation`: "entities", "pixels" or "rgb".
     * `size`: cells along a side, 3 to 32. It and the next three: a number, or a range (low, high) drawn for each level.
-    * `goal_length`: keys of the chain, the gem being the last: the loose one and goal_length − 1 boxes.
-    * `num_distractors`, `distractor_length`: chains of dead ends, and boxes in each.
+    * `goal_length`: keys of the chain, from 2, the gem being the last: the loose one and goal_length − 1 boxes.
+    * `num_distractors`: chains of dead ends.
+    * `distractor_length`: boxes in each of them.
     * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not
       overlap are for training and for evaluation.
-    * `observation`, `step_cost`, `blocked_cost`, `max_steps`: see above.
+    * `step_cost`, `blocked_cost`: taken from the reward of each step, of each blocked move.
+    * `max_steps`: steps of an episode, the paper's; raise it with `size` and `goal_length`: with `goal_length=6` the
+      oracle gets 8.5 of 15 in 30 steps, all in 200 (`noisy_envs.reference`).
+
+    A level has goal_length − 1 + num_distractors · distractor_length boxes. At most 1 fits on size 3 and 4, 5 on 5 and
+    6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.
 
     `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn
     one, see `noisy_envs.cores.levels.read`.

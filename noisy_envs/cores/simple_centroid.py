@@ -46,7 +46,8 @@ class SimpleCentroid(ParticleGame):
     ## Description
     Signal entities push themselves with a constant force in a direction drawn anew at each step. Noise entities
     do not move, and neither reward nor (by default) dynamics depends on them: they are noise in the
-    observation alone. The world is the Multi-Particle Environment's: steps of 0.1 s, damping 0.25, unit mass.
+    observation alone. The world is the Multi-Particle Environment's: steps of 0.1 s, damping 0.25, unit mass. The
+    oracle pushes towards where the centroid will be.
 
     ## Action Space
     `continuous_actions=True`: `Box(0, 1, (5,), float32)`; slot 0 does nothing, slots 1 to 4 push left (−x), right
@@ -61,7 +62,8 @@ class SimpleCentroid(ParticleGame):
     |---|---|---|---|---|---|
     | value | 0 | 1 | 2 | 3 | −1 |
 
-    Where `num_signal` or `num_noise` is a range, rows of absent entities are padding: 0, 0, 0, 0, −1.
+    Where `num_signal` or `num_noise` is a range, rows of absent entities are padding: 0, 0, 0, 0, −1. Signal, in
+    `info["signal_mask"]`, are the agent's own token and the signal entities.
 
     ## Rewards
     After each step −`reward_scale` · √d, where d is the distance from the agent to the centroid of the signal;
@@ -76,12 +78,18 @@ class SimpleCentroid(ParticleGame):
     Truncated after `max_steps`; never terminated.
 
     ## Arguments
-    * `num_agents`: learning agents. The PettingZoo view drives them all; elsewhere the first learns and the
-      others follow `other_policy`: "random", "still", "oracle", or a pure function (tokens (B, N, 5), u) -> action,
-      where u and action are (B, 5), or (B,) when actions are discrete; u is U[0, 1).
+    * `num_agents`: learning agents. The PettingZoo view drives them all; elsewhere the first learns.
     * `num_signal`, `num_noise`: a number, or a range (low, high) drawn anew each episode.
-    * `continuous_actions`, `max_steps`, `observation_scale`, `reward_shape`, `reward_scale`, `spread`,
-      `noise_spread`, `noise_offset`: see above.
+    * `continuous_actions`: five numbers, or one of five integers.
+    * `max_steps`: steps of an episode.
+    * `other_policy`: of agents that do not learn: "random", "still", "oracle", or a pure function
+      (tokens (B, N, 5), u) -> action, where u and action are (B, 5), or (B,) when actions are discrete; u is U[0, 1).
+    * `reward_shape`: "sqrt" as in the paper, or "linear".
+    * `reward_scale`: factor of the reward.
+    * `observation_scale`: divides positions and velocities.
+    * `spread`: half-width of the start of agents and signal; None is max(log₄(entities present), 2).
+    * `noise_spread`: the same of noise; None is that of the others.
+    * `noise_offset`: longest common offset of the noise.
     * `collidable_agents`, `collidable_signal`, `collidable_noise`: which kinds push each other away on contact.
 
     ## Differences

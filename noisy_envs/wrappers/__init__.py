@@ -2,9 +2,14 @@
 
 A token is a row (value, role); `token_spec` of a wrapped environment names the roles, the query and the padding:
 
-    env = gymnasium.make("CartPole-v1")
-    env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 of noise
-    envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 worlds, (16, 33, 2)
+```python
+import gymnasium
+from noisy_envs.wrappers import AddNoiseTokens, TokenizeObservation, noisy_tokens
+
+env = gymnasium.make("CartPole-v1")
+env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 of noise
+envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 worlds, (16, 33, 2)
+```
 
 `AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` take the project's own environments as well,
 and any other whose observations are tokens (N, D) that a `token_spec` describes.

@@ -1,0 +1,65 @@
+"""Make the documentation's GIFs: python tools/make_gallery.py, or ... FILM.gif=NAME.gif to make films of runs small.
+
+Without words each environment is played by its oracle into docs/images/gallery; with words films, as
+`agents/ppo_adapool.py` leaves them, are copied to docs/images in the same small size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from PIL import Image, ImageSequence
+
+from noisy_envs import ENVIRONMENTS
+from noisy_envs.pictures import write_gif
+from noisy_envs.runs import commit, write_atomically
+
+SEED, SIDE, FPS = 1, 400, 10
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+
+
+def episode(env_id: str) -> list[np.ndarray]:
+    """Return the pictures (H, W, 3) of one episode of the oracle."""
+    env: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
+    env.reset(seed=SEED)
+    frames, ended = [env.render()], False
+    while not ended:
+        worlds = type(env.state)._make(field[None] for field in env.state)  # a batch of one
+        u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle leaves nothing to chance
+        _, _, terminated, truncated, _ = env.step(env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0])
+        frames.append(env.render())
+        ended = terminated or truncated
+    env.close()
+    return frames
+
+
+def small(frames: list[np.ndarray]) -> list[np.ndarray]:
+    """Scale pictures to `SIDE`, and round their colours a little, or the halos would take a megabyte."""
+    scaled = [np.asarray(Image.fromarray(frame).resize((SIDE, SIDE), Image.Resampling.BOX)) for frame in frames]
+    return [np.where(frame > 250, 255, frame & 0xF8).astype(np.uint8) for frame in scaled]
+
+
+def main() -> None:
+    """Play or read, scale, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("films", nargs="*", metavar="FILM.gif=NAME.gif")
+    args = parser.parse_args()
+    for word in args.films:
+        film, _, name = word.partition("=")
+        with Image.open(film) as images:
+            frames = [np.asarray(image.convert("RGB")) for image in ImageSequence.Iterator(images)]
+        write_gif(IMAGES / name, small(frames), FPS)
+    if not args.films:
+        for env_id in ENVIRONMENTS:
+            write_gif(IMAGES / "gallery" / f"{env_id.partition('/')[2]}.gif", small(episode(env_id)), FPS)
+        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
+        write_atomically(IMAGES / "gallery" / "made.json", json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

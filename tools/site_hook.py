@@ -1,0 +1,78 @@
+"""Hooks of MkDocs: the site's pages of files outside docs/, links to those files, and a look for the network.
+
+The README is the start page. Programs become pages with their text, so that every link works without a network.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CITATION.cff": "citation.md",
+}
+FOLDERS = ("agents", "benchmarks", "examples", "supervised", "tools")
+LINK = re.compile(r'(\]\(|src=")([^)"#:\s]+)')
+REMOTE = re.compile(
+    r'<(?:script|img|iframe)[^>]* src="?https?:[^>]*>|<link[^>]* rel="?(?:stylesheet|preconnect)"?[^>]*https?:[^>]*>'
+)
+log = logging.getLogger("mkdocs.site_hook")
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the pages of files outside docs/."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text()
+        if source.endswith(".cff"):
+            text = f"# Citation\n\nPlease cite the paper, and this software, by `{source}`:\n\n```yaml\n{text}```\n"
+        files.append(File.generated(config, page, content=text))
+    for folder in FOLDERS:
+        programs = sorted((ROOT / folder).glob("*.py"))
+        lines = [f"# {folder.capitalize()}\n", "| program | what it does |", "|---|---|"]
+        for path in programs:
+            text = path.read_text()
+            said = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+            said = re.sub(r"([|\[])", r"\\\1", said)
+            lines.append(f"| [{path.name}]({path.name}.md) | {said} |")
+            shown = f"---\nsearch: {{exclude: true}}\n---\n# {folder}/{path.name}\n\n~~~~~python\n{text}~~~~~\n"
+            files.append(File.generated(config, f"source/{folder}/{path.name}.md", content=shown))
+        files.append(File.generated(config, f"source/{folder}/index.md", content="\n".join(lines) + "\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links between files of the repository into links between pages."""
+    own = page.file.src_uri
+    sources = {target: source for source, target in PAGES.items()}
+    if own == "index.md":
+        page.meta["hide"] = ["navigation"]
+    here = PurePosixPath(sources.get(own, f"docs/{own}")).parent
+
+    def moved(match: re.Match[str]) -> str:
+        path = os.path.normpath(here / match[2])
+        if path in PAGES:
+            target = PAGES[path]
+        elif path.startswith("docs/"):
+            target = path.removeprefix("docs/")
+        else:
+            target = f"source/{path}/index.md" if path in FOLDERS else f"source/{path}.md"
+        return match[1] + os.path.relpath(target, PurePosixPath(own).parent)
+
+    return markdown if own.startswith("source/") else LINK.sub(moved, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> None:
+    """Warn, which fails a strict build, of what a page would load from a network."""
+    for found in REMOTE.findall(output):
+        log.warning("%s loads %s", page.file.src_uri, found)
