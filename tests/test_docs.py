@@ -26,7 +26,7 @@ BLOCKS = {
     for path in [*PAGES, *sorted((ROOT / "noisy_envs").rglob("*.py"))]
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 }
-COMMAND = re.compile(r"(?:^|`)python (\w+/\w+\.py[^#`\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|`)python (\w+/[a-z]\w*\.py[^#`\n]*)", re.MULTILINE)
 COMMANDS = [command for path in PAGES for command in COMMAND.findall(path.read_text())]
 SCRIPTS = sorted({command.split()[0] for command in COMMANDS})
 
