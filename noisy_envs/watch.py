@@ -60,7 +60,8 @@ class Reference:
         core: Any = CORES[game]
         check_choice("policy", name, core.policies)
         if noise is not None and game not in NOISE:
-            raise ValueError(f"num_noise={noise}: {env_id} has none, only {' and '.join(NOISE)}")
+            noisy = ", ".join(known for known in CORES if known in NOISE)
+            raise ValueError(f"num_noise={noise}: {env_id} has none, only {noisy}")
         self.name, self.seed = name, seed
         self.options = {} if noise is None else {NOISE[game]: noise}
         self._random = np.random.default_rng(seed)

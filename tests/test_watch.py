@@ -287,7 +287,7 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
         (["chess"], "watch='chess': must be one of the ids"),
         ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? must be one of random, still, "),
         ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
-        ([BOX, "--num-noise", "4"], f"num_noise=4: {BOX} has none, only simple_centroid and simple_tag"),
+        ([BOX, "--num-noise", "4"], f"num_noise=4: {BOX} has none, only simple_centroid, simple_tag"),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
         ([CENTROID, "--out", "x.avi"], "must end in .gif or .mp4, got x.avi"),
