@@ -514,7 +514,7 @@ def panels(cells: list[Cell], note: str = "") -> list[results.Panel]:
             if cell.level == level and metrics.is_file():
                 curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
         title = f"{level.name}\n{note or f'SNR {level.snr():.3g}'}"
-        found.append(results.Panel(title, *level.references(), curves))
+        found.append(results.Panel(title, *level.references(), curves, "solved" if level.foreign else "oracle"))
     return found
 
 

@@ -92,9 +92,10 @@ def _notes(found: dict[str, Any]) -> list[str]:
     notes = [
         f"`{found['command']}`",
         f"Runs: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
-        "Normalised score (0 random play, 1 oracle) of the evaluation at the end: interquartile mean over n seeds, in "
-        f"brackets, from three seeds on, its 95 % interval ({RESAMPLES:,} bootstrap resamples of the seeds of each "
-        "cell). Drop: from the level of least noise to that of most.",
+        "Normalised score (0 random play, 1 the oracle, or in environments of others what counts as solved) of the "
+        "evaluation at the end: interquartile mean over n seeds, in brackets, from three seeds on, its 95 % interval "
+        f"({RESAMPLES:,} bootstrap resamples of the seeds of each cell). Drop: from the level of least noise to "
+        "that of most.",
     ]
     if fewest < 4:
         notes.append("Of fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
@@ -127,6 +128,7 @@ class Panel(NamedTuple):
     random: float
     oracle: float
     curves: dict[str, list[Rows]]  # head -> runs, at least one
+    ceiling: str = "oracle"  # whose return `oracle` is
 
 
 def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
@@ -144,7 +146,8 @@ def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
     for axes in grid[: len(panels) : columns]:
         axes.set_ylabel("return of training episodes")
     handles = {line.get_label(): line for axes in grid[: len(panels)] for line in axes.get_lines()}
-    labels = [label for label in (*NAMES.values(), "oracle", "random") if label in handles]
+    ceilings = dict.fromkeys(panel.ceiling for panel in panels)
+    labels = [label for label in (*NAMES.values(), *ceilings, "random") if label in handles]
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=6, frameon=False)
     write_png(path, figure)
 
@@ -152,7 +155,7 @@ def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
 def _draw(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes.axhline(panel.oracle, color="0.35", linestyle="--", linewidth=1, label="oracle")
+    axes.axhline(panel.oracle, color="0.35", linestyle="--", linewidth=1, label=panel.ceiling)
     axes.axhline(panel.random, color="0.35", linestyle=":", linewidth=1, label="random")
     for head, runs in panel.curves.items():
         steps, means, errors = mean_curve(runs)
