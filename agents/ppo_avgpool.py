@@ -81,6 +81,8 @@ class Args:
     """compile network and worlds, a minute at the start: by default on a GPU, and for the paper's narrow networks"""
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient, and play the records"""
+    deterministic: bool = False
+    """use only kernels that give the same bits each time: two runs of one seed on one kind of GPU are then equal"""
     total_timesteps: int = 262_144
     """steps to train for, of all learners together"""
     num_envs: int = 64
@@ -210,8 +212,8 @@ LIMITS = {
 }  # fmt: skip
 # what may be changed when a run goes on, beside its length: no setting that learning depends on
 KEPT_FREE = {
-    "resume", "total_timesteps", "device", "threads", "compile", "cuda_graphs", "run_dir", "save_every", "track",
-    "wandb_project", "eval_episodes", "eval_actions", "gif",
+    "resume", "total_timesteps", "device", "threads", "compile", "cuda_graphs", "deterministic", "run_dir",
+    "save_every", "track", "wandb_project", "eval_episodes", "eval_actions", "gif",
 }  # fmt: skip
 
 
@@ -1334,6 +1336,7 @@ def main(argv: Sequence[str]) -> Any:
     try:
         args = parse(argv)
         torch.set_num_threads(args.threads)
+        runs.use_deterministic(args.deterministic)
         if args.evaluate:
             return evaluate_all(args)
     except BrokenPipeError:

@@ -44,6 +44,18 @@ def environment_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(digest, "big") >> 2
 
 
+def use_deterministic(on: bool) -> None:
+    """Let torch use only kernels that give the same bits each time, or any again. Call it before a GPU is used.
+
+    Sets the environment's CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads when it starts, unless it is set.
+    """
+    import torch
+
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)
+
+
 def commit() -> str:
     """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout.
 

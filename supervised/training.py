@@ -44,8 +44,8 @@ Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
 # settings that a run may change when it goes on: they are not what it learns from
 FREE = (
-    "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "data_dir", "preset", "ks",
-    "targets", "canvas", "download",
+    "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "deterministic", "data_dir",
+    "preset", "ks", "targets", "canvas", "download",
 )  # fmt: skip
 
 
@@ -101,6 +101,8 @@ class Args:
     """whether compiling tries many kernels and takes the fastest, which takes minutes"""
     tf32: bool = False
     """whether matrix products on a GPU may round to TensorFloat-32"""
+    deterministic: bool = False
+    """use only kernels that give the same bits each time: two runs of one seed on one kind of GPU are then equal"""
     data_dir: Path = Path("data")
     """folder of data files"""
 
@@ -433,6 +435,7 @@ def run_cell(args: Args, cell: Cell, make_task: Callable[[Any, str], Task]) -> d
     """Run a cell in a process of its own, or in this one with a progress bar."""
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
+    runs.use_deterministic(args.deterministic)
     return train(make_task(args, cell.column), cell, args, progress=args.jobs == 1)
 
 

@@ -162,16 +162,6 @@ def test_half_precision_has_no_mask_constant(name: str, dtype: torch.dtype) -> N
 
 
 @each_head
-def test_autocast(name: str) -> None:
-    """Float32 weights under autocast."""
-    head, (tokens, mask) = HEADS[name](), masked_tokens()
-    expected = pool(head, tokens.float(), mask)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = pool(head, tokens.float(), mask)
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1, check_dtype=False)
-
-
-@each_head
 def test_a_batch_of_no_sets(name: str) -> None:
     """As the last minibatch may be."""
     assert pool(HEADS[name]().double(), draw(0, N, DIM), torch.ones(0, N, dtype=torch.bool)).shape == (0, DIM)
