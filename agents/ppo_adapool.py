@@ -365,7 +365,8 @@ class AdaPool(nn.Module):
         if isinstance(self.places, tuple):  # slices: a list as index is copied to the device at every call
             embeddings = torch.stack([embeddings[:, place] for place in self.places], dim=1)
             mask = torch.stack([mask[:, place] for place in self.places], dim=1)
-        weights = mask.to(embeddings.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        weights = (mask.to(wide) / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
         return (weights.unsqueeze(2) * embeddings).sum(dim=1)
 
     def _check(self, embeddings: Tensor, mask: Tensor | None) -> None:

@@ -282,7 +282,8 @@ class AvgPool(nn.Module):
         self._check(embeddings, mask)
         if mask is None:
             mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
-        return mask.to(embeddings.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        return (mask.to(wide) / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""

@@ -283,7 +283,8 @@ class MaxPool(nn.Module):
         largest = embeddings == self.forward(embeddings, mask).unsqueeze(1)  # (B, N, D)
         if mask is not None:
             largest = largest & mask.unsqueeze(2)
-        return largest.to(embeddings.dtype) / largest.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        return (largest.to(wide) / largest.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""

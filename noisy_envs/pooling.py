@@ -34,7 +34,8 @@ class AvgPool(nn.Module):
         self._check(embeddings, mask)
         if mask is None:
             mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
-        return mask.to(embeddings.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        return (mask.to(wide) / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""
@@ -69,7 +70,8 @@ class MaxPool(nn.Module):
         largest = embeddings == self.forward(embeddings, mask).unsqueeze(1)  # (B, N, D)
         if mask is not None:
             largest = largest & mask.unsqueeze(2)
-        return largest.to(embeddings.dtype) / largest.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        return (largest.to(wide) / largest.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""
@@ -241,7 +243,8 @@ class AdaPool(nn.Module):
         if isinstance(self.places, tuple):  # slices: a list as index is copied to the device at every call
             embeddings = torch.stack([embeddings[:, place] for place in self.places], dim=1)
             mask = torch.stack([mask[:, place] for place in self.places], dim=1)
-        weights = mask.to(embeddings.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        wide = torch.promote_types(embeddings.dtype, torch.float32)  # float16 cannot count beyond 65,504
+        weights = (mask.to(wide) / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
         return (weights.unsqueeze(2) * embeddings).sum(dim=1)
 
     def _check(self, embeddings: Tensor, mask: Tensor | None) -> None:
