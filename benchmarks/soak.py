@@ -47,8 +47,10 @@ GAMES = ("noisy_envs/SimpleCentroid-1v3v28-v0", "noisy_envs/SimpleTag-1v3v28-v0"
 CALLS = 256  # between two readings
 EVERY = 16  # calls of which one has its observations looked at: odd episodes of 129 and 31 calls meet each step of them
 MOST_GROWTH = 16 * 2**20  # bytes of the process from the first tenth on: an allocator's ups and downs stay below
-COLUMNS = ("env_id", "backend", "device", "num_envs", "steps", "episodes", "truncated", "terminated", "solved",
-           "reward", "observations", "memory_mib", "objects", "gpu_mib", "faults", "steps_per_second", "commit")  # fmt: skip
+COLUMNS = (
+    "env_id", "backend", "device", "num_envs", "steps", "episodes", "truncated", "terminated", "solved", "reward",
+    "observations", "memory_mib", "objects", "gpu_mib", "faults", "steps_per_second", "commit",
+)  # fmt: skip
 
 
 def reward_range(core: Any) -> tuple[float, float]:
