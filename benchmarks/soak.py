@@ -163,13 +163,18 @@ def memory(device: str) -> dict[str, int]:
         import torch
 
         gpu = torch.cuda.memory_allocated()
-    try:
-        rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # elsewhere the most so far must do
-        import resource
+    return {"rss": resident(), "objects": sys.getallocatedblocks(), "gpu": gpu}
 
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"rss": rss, "objects": sys.getallocatedblocks(), "gpu": gpu}
+
+def resident() -> int:
+    """Return the bytes of the process in memory; on macOS the most so far, 0 on Windows."""
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def soak(env_id: str, args: argparse.Namespace, stopping: list[int]) -> dict[str, Any]:
