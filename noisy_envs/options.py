@@ -13,7 +13,7 @@ import numpy as np
 from noisy_envs.arrays import as_numpy
 
 MOST = 2**63 - 1  # of a whole number
-LARGEST = 1e30  # of a real option: float32 holds it, and what is computed from it
+LARGEST, SMALLEST = 1e18, 1e-18  # of a real option: float32 holds it, and what is computed from it, squares too
 Count = int | tuple[int, int]  # a number, or the lowest and highest of a range, both included
 
 
@@ -54,6 +54,8 @@ def check_number(name: str, value: Any, minimum: float | None = None, above: flo
         raise TypeError(f"{name}={value!r}: must be a number")
     if not abs(value) <= LARGEST:  # NaN fails too
         raise ValueError(f"{name}={value!r}: must be finite, and at most {LARGEST:g}")
+    if 0 < abs(value) < SMALLEST:
+        raise ValueError(f"{name}={value!r}: must be at least {SMALLEST:g}, where it is not 0")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name}={value!r}: must be at least {minimum}")
     if above is not None and value <= above:

@@ -38,10 +38,11 @@ def _mix(x: Array) -> Array:
 
 def episode_words(seed: Any, episode: Any) -> list[Any]:
     """Return the two words of an episode's key, whole numbers or arrays as seed and episode are."""
+    later = _mix(episode >> 32)  # 0 of the first 2**32 episodes, as `_mix` leaves 0 alone
     chains = []
     for salt in KEY_SALTS:
         word = salt
-        for part in (seed & MASK, seed >> 32, episode & MASK):
+        for part in (seed & MASK, seed >> 32 ^ later, episode & MASK):
             word = _mix(part ^ word)
         chains.append(word)
     return chains

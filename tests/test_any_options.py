@@ -2,32 +2,48 @@
 
 import copy
 import dataclasses
+import inspect
 import math
+import pickle
 import re
+from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
+from conftest import each_pettingzoo, module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noisy_envs.arrays import as_numpy
+from noisy_envs.options import LARGEST, SMALLEST
+from noisy_envs.randomness import STREAM
 from noisy_envs.registry import CORES
+from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.shells.single import TokenEnv
+from noisy_envs.shells.vector import TokenVectorEnv
 from noisy_envs.wrappers import noisy_tokens
 
+
+def idle(tokens, u):
+    """Return the first action of either kind, for uniforms (B, 5) or (B,): a user's policy."""
+    return 0 * u if u.ndim > 1 else 0 * (u < 0)
+
+
 IDS = {"simple_centroid": "SimpleCentroid", "simple_tag": "SimpleTag", "box_world": "BoxWorld"}
-STEPS = 200
+STEPS = 140  # more than an episode
 WORDS = {  # what the options that are words may be, beside nonsense
-    "other_policy": ["random", "still", "oracle"], "prey_policy": ["random", "still", "flee"],
-    "predator_policy": ["random", "still", "chase", "oracle"], "reward_shape": ["sqrt", "linear", "square"],
-    "reward_sharing": ["own", "team"], "start": ["paper", "mpe"], "observation": ["entities", "pixels", "rgb"],
+    "other_policy": ["random", "still", "oracle", idle], "prey_policy": ["random", "still", "flee", idle],
+    "predator_policy": ["random", "still", "chase", idle], "reward_shape": ["sqrt", "linear", "square"],
+    "reward_sharing": ["own", "shared", "team"], "start": ["paper", "mpe"],
+    "observation": ["entities", "pixels", "rgb"],
 }  # fmt: skip
 SIZES = st.integers(0, 9) | st.tuples(st.integers(0, 5), st.integers(0, 9))
 ODD = st.sampled_from([None, -1, 1.5, "nonsense", "", True, (1,), (3, 1), (1, 2, 3), [], math.nan, math.inf, 10**20])
-REALS = st.floats(-1, 5) | st.sampled_from([0.0, 1e-9, 1e9, 1e38])
+REALS = st.floats(-1, 5) | st.sampled_from([0.0, 1e-300, 1e-18, 1e-9, 1e9, 1e18, 1e30, 1e38])
 NOISE = {
     "num_noise": SIZES, "distribution": st.sampled_from(["gaussian", "uniform", "marginal"]), "scale": REALS,
-    "frozen": st.booleans(), "shuffle": st.booleans(),
+    "frozen": st.booleans(), "shuffle": st.booleans(), "squash": st.booleans(),
 }  # fmt: skip
 
 
@@ -46,15 +62,19 @@ def some(options):
     return st.one_of(good, good, good, odd)
 
 
-GAME_OPTIONS = {name: some({x.name: values(x) for x in dataclasses.fields(core)}) for name, core in CORES.items()}
-VECTOR_OPTIONS = some({
-    "num_envs": st.integers(1, 4), "max_episode_steps": st.integers(1, 40),
-    "backend": st.sampled_from(["numpy", "torch", "jax"]), "learners": st.sampled_from(["first", "all", "predators"]),
-    "autoreset_mode": st.sampled_from(["NextStep", "SameStep"]), "copy": st.booleans(),
-    "check_actions": st.booleans() | st.none(),
-})  # fmt: skip
+GAMES = {name: {field.name: values(field) for field in dataclasses.fields(core)} for name, core in CORES.items()}
+PARALLEL = {
+    "render_mode": st.sampled_from([None, "rgb_array"]),
+    "learners": st.sampled_from(["first", "all", "predators", "prey"]),
+}
+VECTOR = PARALLEL | {
+    "num_envs": st.integers(1, 4), "max_episode_steps": st.integers(1, 40), "render_envs": st.integers(1, 3),
+    "backend": st.sampled_from(["numpy", "torch", "jax"]), "device": st.sampled_from([None, "cpu", "nowhere"]),
+    "autoreset_mode": st.sampled_from(["NextStep", "SameStep", "Disabled"]), "copy": st.booleans(),
+    "compile": st.just(False), "check_actions": st.booleans() | st.none(),  # compiling takes seconds each
+}  # fmt: skip
 COUNTS = [
-    pytest.param(60, id="few"),
+    pytest.param(20, id="few"),
     pytest.param(2000, id="many", marks=pytest.mark.slow),
 ]
 
@@ -77,7 +97,7 @@ def check_inside(space, observation):
 
 def play(env, actions):
     """Play actions through ends of episodes, and return what was seen and gained."""
-    seen = [env.reset(seed=3)[0]]
+    seen = []
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
         check_inside(env.observation_space, observation)
@@ -88,80 +108,195 @@ def play(env, actions):
     return seen
 
 
+def play_vector(envs, actions):
+    """Do the same with vector environments, and reset worlds that ended if they do not do so themselves."""
+    seen = []
+    for action in actions:
+        tokens, reward, terminated, truncated, info = envs.step(action)
+        check_inside(envs.observation_space, as_numpy(tokens))
+        snr = as_numpy(info["snr"])
+        assert np.isfinite(as_numpy(reward)).all() and ((snr > 0) & (snr <= 1)).all()
+        seen += [as_numpy(tokens).copy(), as_numpy(reward).copy()]
+        ended = as_numpy(terminated) | as_numpy(truncated)
+        if ended.any() and envs.metadata["autoreset_mode"].value == "Disabled":
+            seen.append(as_numpy(envs.reset(options={"reset_mask": ended})[0]).copy())
+    return seen
+
+
+def play_parallel(env, actions):
+    """Do the same with agents that are driven together."""
+    seen = []
+    for action in actions:
+        observations, rewards, _, _, infos = env.step({agent: action[agent] for agent in env.agents})
+        for agent, observation in observations.items():
+            check_inside(env.observation_space(agent), observation)
+            assert math.isfinite(rewards[agent]) and 0 < infos[agent]["snr"] <= 1
+        seen += [*observations.values(), *rewards.values()]
+        if not env.agents:
+            seen += env.reset()[0].values()
+    return seen
+
+
 def assert_same(first, second):
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def check_single(env):
-    """Play, the same again from the seed, and from a copy amid an episode."""
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(STEPS)]
-    seen = play(env, actions)
-    assert_same(play(env, actions), seen)
+def check_seeded(play, env, actions):
+    """Play twice from one seed, and from copies amid an episode."""
+    seen = []
+    for _ in range(2):
+        env.reset(seed=3)
+        seen.append(play(env, actions))
+    assert_same(*seen)
     env.reset(seed=3)
-    twin = copy.deepcopy(env)
-    for action in actions:
-        found, other = env.step(action), twin.step(action)
-        assert_same(found[:4], other[:4])
-        if found[2] or found[3]:
-            break
+    play(env, actions[:3])
+    twins = [copy.deepcopy(env)]
+    if not isinstance(env.unwrapped, gymnasium.vector.SyncVectorEnv):  # which holds local functions
+        twins.append(pickle.loads(pickle.dumps(env)))
+    expected = play(env, actions[3:20])
+    for twin in twins:
+        assert_same(play(twin, actions[3:20]), expected)
+
+
+def check_single(env):
+    env.action_space.seed(0)
+    check_seeded(play, env, [env.action_space.sample() for _ in range(STEPS)])
+    if env.render_mode is not None:
+        assert isinstance(env.render(), str) if env.render_mode == "ansi" else env.render().ndim == 3
+    env.close()
+
+
+def check_vector(envs, backend="numpy"):
+    to_array = np.asarray
+    if backend == "torch":
+        to_array = pytest.importorskip("torch").from_numpy
+    envs.action_space.seed(0)
+    check_seeded(play_vector, envs, [to_array(envs.action_space.sample()) for _ in range(STEPS // 4)])
+    first = envs.reset(seed=3)[0]
+    assert_same(envs.reset(seed=[3 + i for i in range(envs.num_envs)])[0], first)
+    if envs.render_mode is not None:
+        assert len(envs.render()) == min(envs.num_envs, envs.unwrapped.render_envs)
+    envs.close()
+
+
+def check_parallel(env):
+    spaces = [env.action_space(agent) for agent in env.possible_agents]
+    for i, space in enumerate(spaces):
+        space.seed(i)
+    agents = env.possible_agents
+    actions = [dict(zip(agents, (space.sample() for space in spaces), strict=True)) for _ in range(STEPS // 4)]
+    check_seeded(play_parallel, env, actions)
+    if env.render_mode is not None:
+        assert env.render().ndim == 3
+    env.close()
+
+
+def each_example(count, check, *options):
+    """Check a number of examples, always the same."""
+    chosen = settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck
+    )
+    chosen(given(*options)(check))()
+
+
+def test_every_option_is_tried():
+    for maker, tried in ((TokenEnv, ["render_mode"]), (TokenVectorEnv, VECTOR), (ParallelTokenEnv, PARALLEL)):
+        assert set(inspect.signature(maker).parameters) - {"game", "options"} == set(tried)
+    assert set(inspect.signature(noisy_tokens).parameters) - {"env"} == set(NOISE)
+
+
+@pytest.mark.parametrize("extremes", list(product([SMALLEST, LARGEST], repeat=4)))
+@pytest.mark.parametrize("shape", ["sqrt", "linear"])
+def test_extreme_numbers(extremes, shape):
+    """A square of what is larger, or a quotient by what is smaller, would leave float32."""
+    names = "spread", "noise_spread", "reward_scale", "observation_scale"
+    solid = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
+    options = dict(zip(names, extremes, strict=True)) | solid | {"reward_shape": shape, "noise_offset": LARGEST}
+    env = TokenEnv("simple_centroid", **options)
+    env.reset(seed=0)
+    play(env, [env.action_space.sample() for _ in range(3)])
+
+
+def test_too_many_entities_are_told():
+    """Of more, one stream of chance would run into the next."""
+    for game in ("simple_centroid", "simple_tag"):
+        counts = {kind.option: 2**20 for kind in CORES[game]().kinds}
+        core = CORES[game](**counts, continuous_actions=True)
+        assert max(core.start_draws + core.step_draws) <= STREAM
+        for option in counts:
+            with pytest.raises(ValueError, match=f"{option}=1048577: must be at most 1048576"):
+                TokenEnv(game, **{option: 2**20 + 1})
+
+
+@pytest.mark.parametrize("value", [1e-19, 1e-308, 1.1e18, 1e30])
+def test_too_extreme_numbers_are_told(value):
+    for options in ({"spread": value}, {"noise_offset": value}, {"observation_scale": value}):
+        with pytest.raises(ValueError, match=r"=.*: must be (finite, and at most 1e\+18|at least 1e-18)"):
+            TokenEnv("simple_centroid", **options)
+    with pytest.raises(ValueError, match=r"scale=.*must be"):
+        noisy_tokens(gymnasium.make("CartPole-v1"), 3, "marginal", value)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("game", CORES)
 def test_single(game, count):
-    @given(GAME_OPTIONS[game])
-    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
-    def check(options):
-        env = made(gymnasium.make, f"noisy_envs/{IDS[game]}-v0", disable_env_checker=True, **options)
+    def check(options, drawn):
+        env = made(gymnasium.make, f"noisy_envs/{IDS[game]}-v0", disable_env_checker=True, **options, **drawn)
         if env is not None:
             check_single(env)
-            env.close()
 
-    check()
+    modes = [mode for mode in (None, "rgb_array", "ansi") if mode in (None, *CORES[game].render_modes)]
+    each_example(count, check, some(GAMES[game]), st.fixed_dictionaries({"render_mode": st.sampled_from(modes)}))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("game", CORES)
 def test_vector(game, count):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
 
-    @given(GAME_OPTIONS[game], VECTOR_OPTIONS)
-    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
     def check(options, vector):
         vector = {"num_envs": 2} | vector
         envs = made(gymnasium.make_vec, f"noisy_envs/{IDS[game]}-v0", **vector, **options)
-        if envs is None:
-            return
-        to_array = torch.from_numpy if vector.get("backend") == "torch" else np.asarray
-        envs.action_space.seed(0)
-        actions = [envs.action_space.sample() for _ in range(STEPS // 4)]
-        seen = []
-        for _ in range(2):
-            run = [as_numpy(envs.reset(seed=3)[0]).copy()]
-            for action in actions:
-                tokens, reward, *_ = envs.step(to_array(action))
-                check_inside(envs.observation_space, as_numpy(tokens))
-                assert np.isfinite(as_numpy(reward)).all()
-                run += [as_numpy(tokens).copy(), as_numpy(reward).copy()]
-            seen.append(run)
-        assert_same(*seen)
-        envs.close()
+        if envs is not None:
+            check_vector(envs, envs.backend)
 
-    check()
+    each_example(count, check, some(GAMES[game]), some(VECTOR))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@each_pettingzoo
+def test_parallel(game, count):
+    def check(options):
+        env = made(module(game).parallel_env, **options)
+        if env is not None:
+            check_parallel(env)
+
+    each_example(count, check, some(GAMES[game] | PARALLEL))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "noisy_envs/SimpleTag-v0"])
 def test_noise(env_id, count):
-    @given(some(NOISE))
-    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
     def check(options):
-        options = {"num_noise": 3} | options
-        env = made(noisy_tokens, gymnasium.make(env_id, disable_env_checker=True), **options)
+        env = made(noisy_tokens, gymnasium.make(env_id, disable_env_checker=True), **({"num_noise": 3} | options))
         if env is not None:
             check_single(env)
 
-    check()
+    each_example(count, check, some(NOISE))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("backend", ["sync", "numpy", "torch"])
+def test_noise_of_vectors(backend, count):
+    def check(options):
+        if backend == "sync":
+            envs = gymnasium.make_vec("CartPole-v1", 2, "sync")
+        else:
+            envs = gymnasium.make_vec("noisy_envs/BoxWorld-v0", 2, backend=backend)
+        envs = made(noisy_tokens, envs, **({"num_noise": 3} | options))
+        if envs is not None:
+            check_vector(envs, backend)
+
+    each_example(count, check, some(NOISE))

@@ -1,9 +1,13 @@
-"""The benchmark of speed runs, with whatever peers are installed; it never fails on a timing."""
+"""The benchmark of speed runs, with whatever peers are installed; it never fails on a timing. The soak sees faults."""
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -69,3 +73,81 @@ def test_ratios_are_to_the_best_peer(monkeypatch):
     lines = table(results).splitlines()[2:]
     assert lines[0] == "| SimpleTag 1v3v28 | 64 | NumPy | 1 | 200 | 100% | 2.5 |"
     assert lines[1].endswith("| 50 | 0% |  |") and lines[5].endswith("| 0.0 (its 4,096 worlds) |")
+
+
+def soak(*words):
+    command = [sys.executable, BENCHMARKS / "soak.py", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_soak_keeps_its_rows(tmp_path):
+    words = ["--steps", "9000", "--num-envs", "32", "--out", tmp_path]
+    for _ in range(2):  # the second plays nothing
+        run = soak(*words)
+        told, errors = run.communicate()
+        assert run.returncode == 0 and told.count("| none |") == 3, told + errors
+    assert errors == ""
+    rows = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert [row["faults"] for row in rows] == [{}, {}, {}] and min(row["steps"] for row in rows) >= 9000
+    assert all(row["truncated"] and row["episodes"] == row["truncated"] + row["terminated"] for row in rows)
+    assert (tmp_path / "table.md").read_text().count("\n") == 5
+
+
+def test_a_soak_is_stopped(tmp_path):
+    run = soak("--num-envs", "32", "--out", tmp_path)
+    run.stderr.read(1)  # the bar
+    run.send_signal(signal.SIGINT)
+    told, errors = run.communicate()
+    assert run.returncode == 130 and "stopping" in errors and "Traceback" not in errors
+    (row,) = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert 0 < row["steps"] < 10**9 and told.count("\n| noisy_envs/") == 1
+
+
+SPOILT = {
+    "a reset paid": lambda t, reward, ended, cut: (reward + (t == 7), ended, cut),
+    "a reset ended": lambda t, reward, ended, cut: (reward, ended, cut | (t == 7)),
+    "truncated early": lambda t, reward, ended, cut: (reward, ended, cut | (t == 2)),
+    "not ended in time": lambda t, reward, ended, cut: (reward, ended, cut & (t != 6)),
+    "terminated against the rules": lambda t, reward, ended, cut: (reward, ended | (t == 2), cut),
+    "terminated and truncated": lambda t, reward, ended, cut: (reward, ended | (t == 6), cut),
+    "reward out of range": lambda t, reward, ended, cut: (reward * (np.nan if t == 2 else 1), ended, cut),
+}
+
+
+@pytest.mark.parametrize("fault", ["none", *SPOILT])
+@pytest.mark.parametrize(
+    "env_id", ["noisy_envs/SimpleCentroid-v0", "noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorld-v0"]
+)
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_soak_sees(env_id, fault, backend, monkeypatch):
+    if backend == "torch":
+        pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from soak import Watch, drawer
+
+    envs = gymnasium.make_vec(env_id, 3, max_episode_steps=6, backend=backend)
+    envs.reset(seed=0)
+    watch, draw = Watch(envs), drawer(envs, 0)
+    for t in range(1, 10):
+        tokens, reward, terminated, truncated, info = envs.step(draw())
+        if fault in SPOILT:
+            reward, terminated, truncated = SPOILT[fault](t, reward, terminated, truncated)
+        watch.see(reward, terminated, truncated)
+        watch.look(tokens, info["snr"])
+    watch.compare(envs, 0)
+    assert watch.played == 24 or fault != "none"
+    assert (fault in watch.found()) if fault != "none" else not watch.found()
+    watch.look(tokens * np.nan, info["snr"] * 0)
+    watch.compare(envs, 1)
+    assert watch.found()["observation out of its space"] == watch.found()["no share of signal"] == 3
+    assert watch.found()["seed"] == 3
+
+
+def test_a_soak_sees_memory_grow(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from soak import MOST_GROWTH, growth
+
+    before = {"rss": 10, "objects": 10, "gpu": 10}
+    assert growth(before, before) == {}
+    after = {"rss": 11 + MOST_GROWTH, "objects": 1000, "gpu": 11}
+    assert growth(before, after) == {"growth of rss": MOST_GROWTH + 1, "growth of objects": 990, "growth of gpu": 1}

@@ -104,6 +104,14 @@ def test_a_million_episodes_have_different_keys(scattered):
     assert len(np.unique(key[:, 0].astype(np.uint64) << np.uint64(32) | key[:, 1].astype(np.uint64))) == len(key)
 
 
+def test_episodes_past_32_bits_are_new():
+    """With 32 bits of the number alone a world would play its first episodes again."""
+    episode = (np.array([0, 1, 2, 3, 2**20, 2**29])[:, None] * 2**32 + np.arange(50_000)).ravel()
+    key = episode_key(np.full_like(episode, 12345), episode)
+    assert key.min() >= 0 and key.max() <= MASK
+    assert len(np.unique(key[:, 0].astype(np.uint64) << np.uint64(32) | key[:, 1].astype(np.uint64))) == len(key)
+
+
 def test_range_and_exactness():
     (u,), (exact,) = draw(counts=(1 << 20,)), draw(counts=(1 << 20,), dtype=np.float64)
     assert u.dtype == np.float32 and exact.dtype == np.float64

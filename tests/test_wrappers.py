@@ -678,6 +678,16 @@ def test_other_flat_spaces(space: spaces.Space[Any], count: int) -> None:
             assert_same(one[1:, 0], flat.astype(np.float32))
 
 
+def test_noise_of_features_bounded_by_the_largest_number() -> None:
+    """Many environments name it where they know no bound."""
+    most = float(np.finfo(np.float32).max)
+    bounded = gymnasium.make("CartPole-v1")
+    bounded.observation_space = spaces.Box(-most, most, (4,), np.float32)
+    env = wrappers.noisy_tokens(bounded, 3, "marginal", scale=2.0)
+    assert env.observation_space.high[-1, 0] == np.inf
+    assert env.reset(seed=0)[0] in env.observation_space
+
+
 def test_unbounded_features_are_squashed_on_request() -> None:
     env = wrappers.TokenizeObservation(gymnasium.make("CartPole-v1"), squash=True)
     base = env.unwrapped.observation_space

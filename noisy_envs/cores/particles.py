@@ -18,10 +18,12 @@ from noisy_envs import physics
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.options import check_array, check_fields, highest, lowest, plain
 from noisy_envs.physics import DAMPING, DT
+from noisy_envs.randomness import STREAM
 from noisy_envs.tokens import TokenSpec
 
 SELF, ABSENT = 0, -1  # roles of every game
 EVERYONE = slice(None)
+MOST = STREAM // 16  # entities of a kind: a stream of chance has room for five numbers of each agent, of two kinds
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.cores.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.options import (
     Count,
     check_choice,
@@ -128,9 +128,9 @@ class SimpleCentroid(ParticleGame):
             ValueError, TypeError: naming the option, its value and what is allowed.
         """
         self._settle()
-        check_count("num_agents", self.num_agents, minimum=1, may_be_range=False)
-        check_count("num_signal", self.num_signal, minimum=1)
-        check_count("num_noise", self.num_noise, minimum=0)
+        check_count("num_agents", self.num_agents, minimum=1, may_be_range=False, maximum=MOST)
+        check_count("num_signal", self.num_signal, minimum=1, maximum=MOST)
+        check_count("num_noise", self.num_noise, minimum=0, maximum=MOST)
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
         check_choice("reward_shape", self.reward_shape, ("sqrt", "linear"))
         check_policy("other_policy", self.other_policy, self.policies)

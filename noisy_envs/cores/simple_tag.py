@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.cores.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.options import Count, check_choice, check_count, check_flag, check_policy, highest
 from noisy_envs.physics import DAMPING, DT
 
@@ -144,9 +144,10 @@ class SimpleTag(ParticleGame):
             ValueError, TypeError: naming the option, its value and what is allowed.
         """
         self._settle()
-        for option in ("num_predators", "num_prey", "max_steps"):
-            check_count(option, getattr(self, option), minimum=1, may_be_range=False)
-        check_count("num_obstacles", self.num_obstacles, minimum=0)
+        for option in ("num_predators", "num_prey"):
+            check_count(option, getattr(self, option), minimum=1, may_be_range=False, maximum=MOST)
+        check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
+        check_count("num_obstacles", self.num_obstacles, minimum=0, maximum=MOST)
         check_choice("reward_sharing", self.reward_sharing, ("own", "shared"))
         check_choice("start", self.start, ("paper", "mpe"))
         for option in ("predator_policy", "prey_policy"):

@@ -13,8 +13,9 @@ from gymnasium import spaces
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice, check_count, is_int
-from noisy_envs.randomness import MASK, MAX_SEED
+from noisy_envs.randomness import MAX_SEED
 
+LAST_EPISODE = 2**62 - 1  # that a reset may ask for
 Casting = tuple[tuple[int, int, Any], ...]
 
 
@@ -80,10 +81,10 @@ def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> 
 
 
 def check_episode(number: Any) -> int | None:
-    """Return the option `episode`, a number of 32 bits, or None where it is not given."""
+    """Return the option `episode`, a number of 62 bits, which leaves room to play on, or None where it is not given."""
     if number is None:
         return None
-    check_count("episode", number, minimum=0, may_be_range=False, maximum=MASK)
+    check_count("episode", number, minimum=0, may_be_range=False, maximum=LAST_EPISODE)
     return int(number)
 
 

@@ -289,7 +289,8 @@ class AddNoise(TokenRule):
     def _noise_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the lowest and highest values (M, D) of noise."""
         if self.distribution == "marginal":
-            low, high = (self.scale * bound[:, : self.values] for bound in (self.low, self.high))
+            with np.errstate(over="ignore"):  # bounds may be the largest numbers of float32
+                low, high = (self.scale * bound[:, : self.values] for bound in (self.low, self.high))
             low, high = np.minimum(low.min(axis=0), 0), np.maximum(high.max(axis=0), 0)  # 0 where nothing was seen
         else:
             size = self.scale * (TALLEST if self.distribution == "gaussian" else 1.0)
