@@ -82,6 +82,20 @@ def test_readme_lists_every_example():
     assert sorted(rows) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
+def test_citations_are_those_of_the_file_for_programs():
+    page, cff = ((ROOT / name).read_text() for name in ("docs/citation.md", "CITATION.cff"))
+    paper, software = re.findall(r"```bibtex\n(.*?)```", page, re.DOTALL)
+    given, family = (re.search(rf"{key}: (.*)", cff)[1] for key in ("given-names", "family-names"))
+    assert f"author = {{{family}, {given}}}" in paper
+    for key, field in {" title": "title", "collection-title": "booktitle", "year": "year"}.items():
+        said = re.search(rf' {key}: "?(.*?)"?$', cff, re.MULTILINE)[1]
+        assert f" {field} = {{{said}}}" in paper
+    for key in ("title", "version", "license"):
+        said = re.search(rf"^{key}: (.*)", cff, re.MULTILINE)[1]
+        assert f" {key} = {{{said}}}" in software
+    assert re.search(r"^version: (.*)", cff, re.MULTILINE)[1] == noisy_envs.__version__
+
+
 ARROWS = ("K_UP", "K_DOWN", "K_LEFT", "K_RIGHT")
 
 

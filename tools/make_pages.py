@@ -108,8 +108,9 @@ def table_of_ids(game: str) -> str:
         rows.append(f"| `{env_id}` | {options or 'defaults'} | `{tokens.shape}` | {snr} | {returns} |")
     made = json.loads((Path(inspect.getfile(reference_returns)).parent / "reference_returns.json").read_text())
     rows.append(
-        f"\nObservations are tokens × features; SNR is the share of signal tokens. Mean returns of "
-        f"{made['episodes']:,} episodes of the reference policies, `{made['script']}`, seed {made['seed']:,}.\n"
+        "\nObservations are tokens × features; SNR is the [signal-to-noise ratio](../../README.md#first-episode). "
+        f"Mean returns of {made['episodes']:,} episodes of the reference policies, `{made['script']}`, "
+        f"seed {made['seed']:,}.\n"
     )
     return "\n".join(rows)
 

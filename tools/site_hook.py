@@ -20,7 +20,6 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "CITATION.cff": "citation.md",
 }
 FOLDERS = ("agents", "benchmarks", "examples", "supervised", "tools")
 LINK = re.compile(r'(\]\(|src=")([^)"#:\s]+)')
@@ -33,10 +32,7 @@ log = logging.getLogger("mkdocs.site_hook")
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the pages of files outside docs/."""
     for source, page in PAGES.items():
-        text = (ROOT / source).read_text()
-        if source.endswith(".cff"):
-            text = f"# Citation\n\nPlease cite the paper, and this software, by `{source}`:\n\n```yaml\n{text}```\n"
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for folder in FOLDERS:
         programs = sorted((ROOT / folder).glob("*.py"))
         lines = [f"# {folder.capitalize()}\n", "| program | what it does |", "|---|---|"]
