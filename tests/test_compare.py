@@ -186,6 +186,18 @@ def test_a_curve_of_one_point_is_seen(tmp_path):
     assert (drawn == orange).all(axis=-1).sum() > 10
 
 
+def test_curves_that_are_equal_are_both_seen(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = [{"global_step": 64.0 * i, "charts/episodic_return": -float(i)} for i in range(9)]
+    curves = {head: [rows] for head in results.COLOURS}
+    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -9.0, 0.0, curves)])
+    with image.open(tmp_path / "a.png") as picture:
+        drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
+    for color in results.COLOURS.values():
+        near = abs(drawn.astype(int) - [int(color[i : i + 2], 16) for i in (1, 3, 5)]).max(axis=-1) < 60
+        assert near.sum() > 100, color
+
+
 def test_a_killed_run_is_resumed_in_its_folder(field):
     field.trouble("kill")
     field.run(heads=["adapool"], levels=[CLEAN])
