@@ -161,7 +161,7 @@ def _draw(axes: Any, panel: Panel) -> None:
         steps, means, errors = mean_curve(runs)
         point = "o" if len(steps) == 1 else None  # of which there is no line
         # the later, the thinner: those that are equal can be seen
-        axes.plot(steps, means, color=COLOURS[head], linewidth=2.8 - 0.6 * number, marker=point, label=NAMES[head])
+        axes.plot(steps, means, color=COLOURS[head], linewidth=max(4.0 - number, 1.0), marker=point, label=NAMES[head])
         axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")

@@ -58,7 +58,7 @@ def weights(run):
         (["--device", "meta"], "device='meta': "),
         (["--env-id", "ü☃"], "env_id='ü☃': Malformed environment ID: ü☃"),
         (["--env-id", "noisy_envs/SimpleTagg-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one that "),
-        (["--env-id", "BoxWorld-v0"], "did you mean 'noisy_envs/BoxWorld-v0'? must be one of "),
+        (["--env-id", "BoxWorld-v0"], "did you mean 'noisy_envs/BoxWorld-v0'? must be one that "),
         (["--num-noise", "4", "28"], "num_noise=(4, 28): one number to train with"),
         (["--record", "x.gif"], "record='x.gif': only with --evaluate"),
         (["--options", ""], "options='': must be NAME=VALUE"),

@@ -420,7 +420,7 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
         (["--seeds"], "seeds: must be at least one"),
         (["--seeds", "-1"], "seeds=-1: must be from 0"),
         (["--env-ids", "noisy_envs/Nothing-v0"], "noisy_envs/Nothing-v0"),
-        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one of "),
+        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one that "),
         (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "must be of one game"),
         (["--num-noise", "3"], "must come with one id"),
         (["--env-ids", "CartPole-v1", "Pendulum-v1"], "must be one, whose noise --num-noise sets"),

@@ -31,7 +31,11 @@ def episode(env_id: str) -> list[np.ndarray]:
     tokens, _ = env.reset(seed=seed(env_id))
 
     def picture() -> np.ndarray:
-        shown: np.ndarray = env.render(env.token_spec.mask(tokens) if isinstance(env.core, BoxWorld) else None)
+        weights = None
+        if isinstance(env.core, BoxWorld):
+            weights = 0.3 * env.token_spec.mask(tokens)
+            weights[env.token_spec.query] = 1.0
+        shown: np.ndarray = env.render(weights)
         return shown
 
     frames, ended = [picture()], False
@@ -69,9 +73,9 @@ def main() -> None:
             frames = [np.asarray(image.convert("RGB")) for image in ImageSequence.Iterator(images)]
         write_gif(IMAGES / name, small(frames), FPS)
     if not args.films:
+        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
         for env_id in ENVIRONMENTS:
             write_gif(IMAGES / "gallery" / f"{env_id.partition('/')[2]}.gif", small(episode(env_id)), FPS)
-        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
         write_atomically(IMAGES / "gallery" / "made.json", json.dumps(made, indent=2) + "\n")
 
 
