@@ -99,7 +99,7 @@ class Level(NamedTuple):
     @property
     def name(self) -> str:
         """Name it as a folder."""
-        return self.env_id.split("/")[-1] + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        return registry.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
     def options(self) -> dict[str, int]:
@@ -223,6 +223,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
     end = list(argv).index("--") if "--" in argv else len(argv)
     args, words = tyro.cli(Args, args=argv[:end], description=__doc__), list(argv[end + 1 :])
     settings(words)
+    args = replace(args, env_ids=tuple(registry.canonical(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
     return args, words
 
@@ -232,16 +233,16 @@ def check(args: Args) -> None:
     for name in ("heads", "seeds", "env_ids"):
         if not getattr(args, name):
             raise ValueError(f"{name}: must be at least one")
-    for env_id in args.env_ids:
-        registry.find(env_id, "env_ids")
     games = {registry.find(env_id)[0] for env_id in args.env_ids}
     if len(games) > 1:
-        raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be of one game, not {' and '.join(sorted(games))}")
+        raise ValueError(
+            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registry.in_words(sorted(games))}"
+        )
     if games == {registry.FOREIGN} and len(set(args.env_ids)) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be one, whose noise --num-noise sets")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registry.NOISE.keys()):
         raise ValueError(
-            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {' or '.join(registry.NOISE)}"
+            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {registry.in_words(registry.NOISE)}"
         )
     check_numbers(args)
     if args.beside and not args.draw_only:

@@ -672,7 +672,7 @@ def env_options(args: Args) -> dict[str, Any]:
         asked["num_agents"] = registry.LEARNERS, args.num_agents
     for setting, (known, number) in asked.items():
         if game not in known:
-            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {', '.join(known)}")
+            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registry.in_words(known)}")
         options[known[game]] = number
     return options
 
@@ -813,6 +813,7 @@ def parse(argv: Sequence[str]) -> Args:
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
         args = tyro.cli(Args, args=argv, default=saved)
+        args = dataclasses.replace(args, resume=runs.checkpoint_path(Path(chosen.resume)).parent)
         check_resumed(saved, args)
     else:
         env_id = chosen.env_id or registry.PARALLEL.get(chosen.parallel_env, Args.env_id)
@@ -827,25 +828,21 @@ def parse(argv: Sequence[str]) -> Args:
         compiled = can_compile and (on_gpu or defaults.compile)
         defaults = dataclasses.replace(defaults, preset="fast" if fast else "paper", compile=compiled)
         args = tyro.cli(Args, args=argv, default=defaults)
+    args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
     check(args)
     return args
 
 
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
-    content: Any = runs.load_checkpoint(checkpoint_path(folder))
+    content: Any = runs.load_checkpoint(runs.checkpoint_path(folder))
     saved = content.get("args") if isinstance(content, dict) else None
     if not isinstance(saved, dict):
-        raise ValueError(f"{checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
+        raise ValueError(f"{runs.checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
     return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
-
-
-def checkpoint_path(given: Path) -> Path:
-    """Return the checkpoint of a run's folder, or the one that is given itself."""
-    return given / "checkpoint.pt" if given.is_dir() or not given.suffix else given
 
 
 def check_resumed(saved: Args, args: Args) -> None:
@@ -986,14 +983,14 @@ class Trainer:
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{args.env_id.split('/')[-1]}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
+                name = f"{registry.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
                 self.folder = runs.new_folder(args.run_dir, name)
             self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.tracker: Any = None
         try:
             if args.resume is not None:
-                self.load(checkpoint_path(args.resume))
+                self.load(runs.checkpoint_path(args.resume))
             if args.track and RANK == 0:
                 name, resumed = self.folder.name, args.resume is not None
                 self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
@@ -1155,8 +1152,8 @@ class Trainer:
                         log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
                         log.note("settings", vars(args) | runs.versions())
                     log.add(self.step, values)  # before the checkpoint: resuming drops rows too many, but none may lack
-                told = f"return {values['charts/episodic_return']:.3f}, score {values['charts/normalized_score']:.2f}"
-                bar.set_postfix_str(told, False)
+                told = {"return": values["charts/episodic_return"], "score": values["charts/normalized_score"]}
+                bar.set_postfix({name: f"{x:.3f}" for name, x in told.items() if math.isfinite(x)}, refresh=False)
                 bar.update(size)
                 if self.updates == 1 or self.updates % args.save_every == 0:
                     self.save()
@@ -1251,13 +1248,13 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     for path in dict.fromkeys(args.evaluate):
         own = load_args(path)
         saved = dataclasses.replace(own, **asked)
-        content = runs.load_checkpoint(checkpoint_path(path))
+        content = runs.load_checkpoint(runs.checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [saved.num_noise]:
             here = dataclasses.replace(saved, num_noise=noise)
             check(here)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
-            load_weights(agent, checkpoint_path(path), content)
+            load_weights(agent, runs.checkpoint_path(path), content)
             players.append((path, own, here, agent))
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
@@ -1290,22 +1287,44 @@ def noise_of(args: Args) -> Any:
     return None if option is None else getattr(game_of(args), option)
 
 
+def finished(args: Args) -> dict[str, Any] | None:
+    """Return the summary of the run to go on with if no update is left: asked before anything slow is made.
+
+    Raises:
+        ValueError: the weights are of another head or network.
+    """
+    if args.resume is None or not (args.resume / "summary.json").exists():
+        return None
+    path = runs.checkpoint_path(args.resume)
+    content = runs.load_checkpoint(path)
+    load_weights(plain_agent(args, make_envs(args, 1, "evaluate")[0]), path, content)
+    step, *_ = content["progress"]
+    if step + args.num_envs * args.num_steps * num_learners(args) <= args.total_timesteps:
+        return None
+    summary: dict[str, Any] = json.loads((args.resume / "summary.json").read_text())
+    return summary
+
+
+def pace(args: Args) -> str:
+    """Say how the worlds play: in a vector environment of this package, or as single ones of Gymnasium."""
+    return "in step" if not is_foreign(args) or game_of(args).native else "one after another"
+
+
 def train(args: Args) -> dict[str, Any]:
     """Train, evaluate and leave everything in the run's folder."""
     try:
+        done = finished(args)
+        if done is not None:
+            if RANK == 0:
+                print(f"{args.resume} is finished: see curve.png, metrics.csv and summary.json there")
+            return done
         trainer = Trainer(args)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    summary_path = trainer.folder / "summary.json"
-    if args.resume is not None and trainer.step + trainer.size > args.total_timesteps and summary_path.exists():
-        trainer.close()
-        if RANK == 0:
-            print(f"{trainer.folder} is finished: see curve.png, metrics.csv and summary.json there")
-        finished: dict[str, Any] = json.loads(summary_path.read_text())
-        return finished
     if RANK == 0:
         at = "" if args.resume is None else f", going on from step {trainer.step:,}"
-        print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}{at}")
+        steps = f"{args.total_timesteps:,} steps by the preset {args.preset!r}"
+        print(f"run: {trainer.folder}, {steps}, {args.num_envs} worlds {pace(args)}{at}")
     go_on = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
     saved = (trainer.folder / "checkpoint.pt").exists  # asked when it ends
     try:

@@ -1,6 +1,7 @@
 """Steps a second of our environments and of their peers, everything included: actions, resets, observations, infos.
 
     python benchmarks/env_speed.py [--out speed.png] [--threads 1 2] [--device cuda] [--works NAME …] [--smoke]
+    python benchmarks/env_speed.py --draw docs/speed.md --title TEXT --out speed.png    # of a table that is there
     pip install mpe2 vmas jax jaxmarl      # the peers: those that are missing are left out
 
 Each row is measured in a process of its own, bound to as many cores as it has threads, several times; the table has
@@ -122,6 +123,14 @@ ENGINES = {
     "VMAS, one substep": Engine(players.vmas, tag, peer=True, threaded=True, devices=BOTH, everywhere=True),
     "JaxMARL": Engine(players.jaxmarl, tag, peer=True, threaded=True, devices=BOTH, everywhere=True, most=4096),
 }
+# What the figure shows, of one thread each, and how; the table has all.
+LOOKS = {
+    "one world": ("#1f77b4", "o"), "NumPy": ("#1f77b4", "s"), "torch": ("#9467bd", "^"), "compiled": ("#d62728", "D"),
+    "NumPy, all agents observe": ("#17becf", "v"), "compiled, all agents observe": ("#ff7f0e", "P"),
+    "pure_step in a CUDA graph": ("#2ca02c", "X"), "Gymnasium's SyncVectorEnv": ("#8c564b", "<"),
+    "Gymnasium's AsyncVectorEnv": ("#bcbd22", ">"), "MPE2": ("#e377c2", "*"), "VMAS, one substep": ("#555555", "h"),
+    "JaxMARL": ("#000000", "d"),
+}  # fmt: skip
 PACKAGES = {"MPE2": "mpe2", "VMAS, one substep": "vmas", "JaxMARL": "jaxmarl"}
 WORLDS = {"cpu": (1, 64, 1024, 4096, 65536), "cuda": (4096, 16384, 65536, 1048576)}
 ELSEWHERE = {"cpu": (1, 4096), "cuda": (65536,)}  # worlds of all works but the main one
@@ -238,6 +247,23 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def read_table(text: str) -> list[Result]:
+    """Return the medians that a text holds as `table` writes them.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = []
+    for line in text.splitlines():
+        work, worlds, engine, threads, median, *_ = [*(cell.strip() for cell in line.split("|")[1:]), *[""] * 5]
+        if work in WORKS and engine in ENGINES:
+            row = Row(work, engine, int(worlds.replace(",", "")), int(threads), "")
+            found.append(Result(row, [float(median.replace(",", ""))]))
+    if not found:
+        raise ValueError("must hold a table as this program writes it")
+    return found
+
+
 def as_csv(results: Sequence[Result]) -> str:
     """Return the results as CSV: a row each, with its figures."""
     text = io.StringIO()
@@ -250,7 +276,6 @@ def as_csv(results: Sequence[Result]) -> str:
 
 def draw(path: Path, results: Sequence[Result], title: str) -> None:
     """Draw steps a second over worlds, the time of a step over obstacles, and single worlds."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     from noisy_envs.pictures import write_png
@@ -258,29 +283,30 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
     figure = Figure(figsize=(14, 5.6), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=10)
     over_worlds, over_noise, singles = figure.subplots(1, 3)
-    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
-    styles = {name: (colours[i], "os^vDP*X<>hdp8H4"[i]) for i, name in enumerate(ENGINES)}
+
+    threads = min(result.row.threads for result in results)
 
     def lines(axes: Any, keep: Callable[[Row], bool], x: Callable[[Row], float], y: Callable[[Result], float]) -> None:
-        groups: dict[tuple[str, int], list[Result]] = {}
+        groups: dict[str, list[Result]] = {}
         for result in results:
-            if keep(result.row):
-                groups.setdefault((result.row.engine, result.row.threads), []).append(result)
-        for (name, threads), found in groups.items():
-            colour, marker = styles[name]
-            label = name if threads == 1 else f"{name}, {threads} threads"
+            if keep(result.row) and result.row.engine in LOOKS and result.row.threads == threads:
+                groups.setdefault(result.row.engine, []).append(result)
+        for name, found in groups.items():
+            colour, marker = LOOKS[name]
             dashes = "--" if ENGINES[name].peer else "-"
             axes.plot(
                 [x(one.row) for one in found], [y(one) for one in found], dashes,
-                color=colour, marker=marker, markerfacecolor=colour if threads == 1 else "white", label=label,
+                color=colour, marker=marker, markersize=7, label=name,
             )  # fmt: skip
         axes.grid(alpha=0.25)
 
     lines(over_worlds, lambda row: row.work == MAIN, lambda row: row.worlds, lambda result: result.median)
-    over_worlds.set(xscale="log", yscale="log", xlabel="worlds", ylabel="steps/s of all worlds", title=MAIN)
+    over_worlds.set(
+        xscale="log", yscale="log", xlabel="worlds", ylabel="steps/s of all worlds", title=f"{MAIN}, threads: {threads}"
+    )
     lines(
         over_noise,
-        lambda row: row.work in GROWTH and row.worlds == GROWTH_WORLDS and row.threads == 1,
+        lambda row: row.work in GROWTH and row.worlds == GROWTH_WORLDS,
         lambda row: float(row.work.rpartition("v")[2]),
         lambda result: 1e6 / result.median,
     )
@@ -290,7 +316,7 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
     )  # fmt: skip
     alone = [one for one in results if one.row.worlds == 1 and one.row.engine in ("one world", "MPE2")]
     names = [f"{one.row.work}{', MPE2' if one.row.engine == 'MPE2' else ''}" for one in alone]
-    singles.barh(names, [one.median for one in alone], color=[styles[one.row.engine][0] for one in alone])
+    singles.barh(names, [one.median for one in alone], color=[LOOKS[one.row.engine][0] for one in alone])
     for place, result in enumerate(alone):
         singles.text(result.median, place, f" {result.median:,.0f}", va="center", fontsize=8)
     singles.margins(x=0.2)
@@ -356,6 +382,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--least", type=float, default=0.4, help="seconds of a repeat")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a row")
     parser.add_argument("--out", type=Path, help="PNG to draw; the figures go beside it, as .csv and .md")
+    parser.add_argument("--draw", type=Path, help="measure nothing, and draw the table of this Markdown file")
+    parser.add_argument("--title", default="", help="of the figure that --draw draws")
     parser.add_argument("--smoke", action="store_true", help="a moment of each engine, to see that it runs")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -365,6 +393,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--threads, --worlds and --repeats must be at least 1")
     if max(args.threads) > (os.cpu_count() or 1):
         parser.error(f"--threads {max(args.threads)}: must be at most the {os.cpu_count()} of this machine")
+    if args.draw is not None and args.out is None:
+        parser.error("--draw needs --out")
     if args.out is not None and args.out.suffix != ".png":
         parser.error(f"--out {args.out}: must end in .png")
     return args
@@ -383,6 +413,9 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     if args.row:
         play_row(Row(*json.loads(args.row)), args.repeats, args.least)
+        return
+    if args.draw is not None:
+        draw(args.out, read_table(args.draw.read_text()), args.title)
         return
     versions = players.versions()
     missing = {name for name, version in versions.items() if version == "missing"}

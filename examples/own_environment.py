@@ -1,7 +1,8 @@
 """Your own game: write its rules once; single, vector, NumPy, torch and GPU follow. Needs: pip install -e .
 
 Fruit among pebbles: the agent walks along a line to the fruit. python examples/own_environment.py plays 1,000 worlds.
-`B` worlds, `N` tokens. What else a game can do, be drawn for one: `noisy_envs.cores.Core`.
+To train on it, where this file is on PYTHONPATH: python agents/ppo_adapool.py --env-id own_environment:Fruit-v0
+`B` worlds, `N` tokens. What else a game can do: `noisy_envs.cores.Core`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,15 @@ import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores.single_agent import AGENT, SingleAgentGame
+from noisy_envs.options import check_count
+from noisy_envs.render import BLACK, BLUE, GREEN, Item, Kind, Scene
 from noisy_envs.tokens import TokenSpec
+
+LOOKS = (
+    Kind("agent", 0.05, GREEN),
+    Kind("fruit", 0.05, BLUE, shape="diamond"),
+    Kind("pebble", 0.03, BLACK, shape="ring"),
+)
 
 
 class State(NamedTuple):
@@ -33,6 +42,11 @@ class Fruit(SingleAgentGame):
     name = "fruit"
     num_actions = 3  # left, stay, right
     terminates = True
+    render_modes = ("human", "rgb_array")
+
+    def __post_init__(self) -> None:
+        """Check the options: what fails says so when the environment is made."""
+        check_count("num_pebbles", self.num_pebbles, minimum=0, may_be_range=False)
 
     @cached_property
     def token_spec(self) -> TokenSpec:
@@ -51,8 +65,10 @@ class Fruit(SingleAgentGame):
         return 1, 1 + self.num_pebbles
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Start anywhere: numbers from 0 to 1, (B, 1) and (B, N - 1)."""
-        return State(2 * u[0] - 1, 2 * u[1] - 1)
+        """Start anywhere but at the fruit, by numbers from 0 to 1, (B, 1) and (B, N - 1): no start may be terminal."""
+        xp = namespace(u[0])
+        fruit = (2 * u[0] + 0.1 + 1.8 * u[1][:, :1]) % 2  # at least 0.1 from the agent, on a line that meets its end
+        return State(2 * u[0] - 1, xp.concat([fruit - 1, 2 * u[1][:, 1:] - 1], axis=1))
 
     def transition(self, state: State, action: Array, chance: Any) -> State:
         """Walk by actions (B, 1)."""
@@ -78,6 +94,12 @@ class Fruit(SingleAgentGame):
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, 2) matter: agent and fruit."""
         return tokens[..., 1] < 2
+
+    def scene(self, state: State, halos: Array) -> Scene:
+        """Draw a world, whose state has no axis B, seen from 1.2 to each side; halos (N,) are weights of tokens."""
+        kinds = [LOOKS[min(token, 2)] for token in range(len(halos))]
+        places = np.concatenate([state.agent, state.things])
+        return Scene(1.2, LOOKS, [Item(*thing) for thing in zip(kinds, places, 0 * places, halos, strict=True)])
 
 
 gymnasium.register(

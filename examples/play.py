@@ -8,7 +8,7 @@ import numpy as np
 import pygame
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.window import strokes
+from noisy_envs.window import has_display, strokes
 
 SLOTS = ["nothing", "left", "right", "down", "up"]  # of the particle games
 MOVES = ["up", "down", "left", "right"]  # of BoxWorld
@@ -36,6 +36,8 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--env-id", default="noisy_envs/BoxWorld-v0", choices=ENVIRONMENTS, metavar="ID")
 parser.add_argument("--seed", type=int, default=None)
 args = parser.parse_args()
+if not has_display():
+    raise SystemExit("error: there is no display for a window")
 env: Any = gymnasium.make(args.env_id, render_mode="human")
 env.reset(seed=args.seed)
 held: set[str] = set()

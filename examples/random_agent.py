@@ -1,10 +1,12 @@
 """Play an episode at random and print what the environment tells: python examples/random_agent.py."""
 
+from typing import Any
+
 import gymnasium
 
 import noisy_envs  # noqa: F401  registers the ids
 
-env = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28))
+env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28))
 env.action_space.seed(0)
 tokens, info = env.reset(seed=0)
 total, ended = 0.0, False
@@ -12,5 +14,6 @@ while not ended:
     tokens, reward, terminated, truncated, info = env.step(env.action_space.sample())
     total += float(reward)
     ended = terminated or truncated
-print(f"return {total:.3f}, {info['signal_mask'].sum()} of {len(tokens)} tokens carry signal, SNR {info['snr']:.2f}")
+present = env.unwrapped.token_spec.mask(tokens).sum()  # the other rows are padding: the noise varies by episode
+print(f"return {total:.3f}, {info['signal_mask'].sum()} of {present} tokens carry signal: {info['snr']:.2f}")
 env.close()

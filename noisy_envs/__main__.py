@@ -14,11 +14,11 @@ import numpy as np
 from noisy_envs.options import did_you_mean
 from noisy_envs.pictures import check_video_path, write_video
 from noisy_envs.reference import reference_returns
-from noisy_envs.registry import CORES, ENVIRONMENTS
+from noisy_envs.registry import ENVIRONMENTS, canonical
 from noisy_envs.runs import STOPPED, quiet_pipe
 from noisy_envs.shells.common import check_seed
 from noisy_envs.shells.episode import RENDER_FPS
-from noisy_envs.watch import Player, Reference, Show, Viewer, film
+from noisy_envs.watch import Player, Reference, Viewer, film, policies, show_of
 from noisy_envs.window import has_display
 
 HEADS = ("id", "tokens", "actions", "noise", "random", "oracle")
@@ -26,7 +26,8 @@ LEGEND = """
 tokens (N, features); noise: those of them that say nothing about the task, in
 the first episode; random, oracle: mean returns of an episode.
 
-python -m noisy_envs --watch ID [--policy oracle|random|CHECKPOINT]
+python -m noisy_envs --watch ID [--policy oracle|random]
+python -m noisy_envs --policy RUN
 python -m noisy_envs --help"""
 
 
@@ -52,18 +53,23 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def make_player(policy: str, env_id: str, noise: int | None, seed: int, agents: Path | None) -> Player:
+def check_policy(policy: str, env_id: str | None) -> None:
+    """Raise ValueError unless a policy is one of the id's reference policies, or a file or folder that exists."""
+    known = policies(env_id)
+    if policy not in known and not Path(policy).exists():
+        one_of = f"one of {', '.join(known)}, or " if known else ""
+        allowed = f"{one_of}the folder or checkpoint of a run, and there is no such file"
+        raise ValueError(f"policy={policy!r}: {did_you_mean(policy, known)}must be {allowed}")
+
+
+def make_player(policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None) -> Player:
     """Return a reference policy by its name, or the agent of a checkpoint by its path.
 
     Raises:
-        ValueError, OSError: naming what is neither, or does not fit.
+        ValueError, OSError: naming what does not fit.
     """
-    core: Any = CORES[ENVIRONMENTS[env_id][0]]
-    if policy in core.policies:
+    if env_id is not None and policy in policies(env_id):
         return Reference(policy, env_id, noise, seed)
-    if not Path(policy).exists():
-        allowed = f"one of {', '.join(core.policies)}, or the folder or checkpoint of a run, and there is no such file"
-        raise ValueError(f"policy={policy!r}: {did_you_mean(policy, core.policies)}must be {allowed}")
     try:
         from noisy_envs.trained import AGENTS, Trained
 
@@ -80,16 +86,16 @@ def watch(args: argparse.Namespace) -> None:
     Raises:
         ValueError, TypeError, OSError: naming what cannot be watched, or written, before anything is played.
     """
-    if args.watch not in ENVIRONMENTS:
-        hint = did_you_mean(args.watch, ENVIRONMENTS)
-        raise ValueError(f"watch={args.watch!r}: {hint}must be one of the ids that `python -m noisy_envs` lists")
+    env_id = None if args.watch is None else canonical(args.watch, "watch")
+    policy = args.policy or ("oracle" if "oracle" in policies(env_id) else "random")
+    check_policy(policy, env_id)
     if args.out is not None:
         check_video_path(args.out)
     elif not has_display():
         raise ValueError("there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4")
     seed = None if args.seed is None else check_seed(args.seed)
-    player = make_player(args.policy, args.watch, args.num_noise, seed or 0, args.agents_dir)
-    show = Show(args.watch, player, player.seed if seed is None else seed)
+    player = make_player(policy, env_id, args.num_noise, seed or 0, args.agents_dir)
+    show = show_of(player, player.seed if seed is None else seed)
     if args.out is None:
         Viewer(show).run()
         return
@@ -105,12 +111,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "episode, + and - change the noise, q quits.",
         allow_abbrev=False,
     )
-    parser.add_argument("--watch", metavar="ID", help="the environment to watch")
+    parser.add_argument(
+        "--watch",
+        metavar="ID",
+        help="the environment to watch: one of ours, another of Gymnasium or module:Id-v0 (default: that of the run)",
+    )
     parser.add_argument(
         "--policy",
-        default="oracle",
         help="a reference policy of the game, oracle or random say, or a run of agents/ppo_*.py, its folder or its "
-        "checkpoint.pt, whose pooling weights are drawn as halos (default: oracle)",
+        "checkpoint.pt, whose pooling weights are drawn as halos, or in an environment of others as bars "
+        "(default: oracle, and random in an environment of others)",
     )
     parser.add_argument(
         "--seed", type=int, help="of the episodes (default: 0, or for a run that of its own evaluation)"
@@ -124,8 +134,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     asked = [word for word in argv if word.startswith("--")]
-    if args.watch is None and asked:
-        parser.error(f"{asked[0]} needs --watch ID")
+    if args.watch is None and args.policy is None and asked:
+        parser.error(f"{asked[0]} needs --watch ID or --policy RUN")
     return args
 
 
@@ -133,7 +143,7 @@ def main(argv: Sequence[str]) -> None:
     """List or watch, as the words say."""
     args = parse(argv)
     try:
-        if args.watch is None:
+        if args.watch is None and args.policy is None:
             print(f"{table()}\n{LEGEND}")
         else:
             watch(args)

@@ -11,19 +11,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
-from torch import Tensor
 
+from noisy_envs import registry
 from noisy_envs.reference import References
 from noisy_envs.shells.pure import Outcome
+from noisy_envs.shells.vector import TokenVectorEnv
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.window import unseen
 from noisy_envs.wrappers import noisy_tokens, spec_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOISE_OPTIONS = tuple(inspect.signature(noisy_tokens).parameters)[1:]  # of the wrappers; all others are the game's
 EPISODES = 100  # of random play, for the reference
@@ -44,6 +49,7 @@ class Game:
 
     def __post_init__(self) -> None:
         """Check by making one."""
+        registry.canonical(self.env_id)
         if not isinstance(self.action_space, (Box, Discrete)) or len(self.action_space.shape or ()) > 1:
             raise ValueError(f"{self.env_id}: its actions, {self.action_space}, must be Discrete or a Box of one axis")
 
@@ -68,6 +74,17 @@ class Game:
         return self.options.get("num_noise", 0)
 
     @property
+    def spec(self) -> EnvSpec:
+        """How Gymnasium knows it."""
+        return gymnasium.spec(self.env_id.rpartition(":")[2])
+
+    @property
+    def native(self) -> bool:
+        """Whether its rules play many worlds at once: a game of your own with this package's vector environment."""
+        ours = self.spec.vector_entry_point in (registry.VECTOR, TokenVectorEnv)
+        return ours and not self.spec.additional_wrappers  # which wrap single environments
+
+    @property
     def draws(self) -> bool:
         """Whether it can be drawn."""
         return "rgb_array" in self._one.metadata.get("render_modes", ())
@@ -82,11 +99,12 @@ class Game:
             raise ValueError(f"env_id={self.env_id!r}: {error}") from None
 
     def make_vec(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        """Make environments that are played in turn."""
+        """Make environments that play at once where the game is `native`, and in turn elsewhere."""
         noise, own = self._divided()
-        vector: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        envs = gymnasium.make_vec(self.env_id, num_envs, "sync", vector_kwargs=vector, **own)
-        return noisy_tokens(envs, **noise)
+        same_step: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        if self.native:
+            return noisy_tokens(gymnasium.make_vec(self.env_id, num_envs, **same_step, **own), **noise)
+        return noisy_tokens(gymnasium.make_vec(self.env_id, num_envs, "sync", vector_kwargs=same_step, **own), **noise)
 
     def _divided(self) -> tuple[dict[str, Any], dict[str, Any]]:
         noise = {name: value for name, value in self.options.items() if name in NOISE_OPTIONS}
@@ -95,8 +113,7 @@ class Game:
     @cached_property
     def references(self) -> References:
         """Mean returns of random play, and of what the environment's author calls solved; NaN where that is unknown."""
-        spec = gymnasium.spec(self.env_id)
-        if spec.reward_threshold is None:
+        if self.spec.reward_threshold is None:
             return References(math.nan, math.nan)
         envs = self.make_vec(EPISODES)
         envs.reset(seed=SEED)
@@ -107,7 +124,7 @@ class Game:
             total += reward * running
             running &= ~(terminated | truncated)
         envs.close()
-        return References(float(total.mean()), float(spec.reward_threshold))
+        return References(float(total.mean()), float(self.spec.reward_threshold))
 
 
 class ForeignVectorEnv:
@@ -118,6 +135,8 @@ class ForeignVectorEnv:
 
     def __init__(self, game: Game, num_envs: int, device: str = "cpu") -> None:
         """Make the worlds, which live on the CPU; what is seen of them goes to `device`."""
+        import torch
+
         self.num_envs, self.device = num_envs, device
         self._envs = game.make_vec(num_envs)
         self.token_spec = game.token_spec
@@ -149,6 +168,8 @@ class ForeignVectorEnv:
         self._envs.close()
 
     def _tensor(self, array: np.ndarray) -> Tensor:
+        import torch
+
         return torch.as_tensor(array).to(self.device, copy=True)  # Gymnasium may overwrite its own
 
     def _read(self, actions: Tensor) -> np.ndarray:
@@ -166,36 +187,61 @@ def to_range(space: Any, actions: np.ndarray) -> np.ndarray:
 
 
 class OneForeign:
-    """One world of a game to be drawn, with the part of `ParallelTokenEnv`'s interface that the agents use."""
+    """One world of a game to be drawn: of `ParallelTokenEnv` what the agents use, of `Episode` what is shown.
+
+    Attributes:
+        agents: "agent_0" while an episode is played.
+        number: of the episode.
+        tokens: (N, D), what it sees.
+        clock: steps played of the episode.
+        total_return: the sum of its rewards.
+    """
 
     def __init__(self, game: Game) -> None:
         """Make the world."""
         self._env = game.make("rgb_array")
         self.token_spec = game.token_spec
         self.agents: list[str] = []
-        self._signal = np.ones(0, np.bool_)
 
-    def reset(self, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start the first episode of `seed`."""
-        tokens, info = self._env.reset(seed=seed % 2**31)
-        self.agents, self._signal = ["agent_0"], info["signal_mask"]
-        return {"agent_0": tokens}, {"agent_0": info}
+    @property
+    def action_space(self) -> Any:
+        """What `play` takes."""
+        return self._env.action_space
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to play."""
+        return not self.agents
+
+    def reset(self, seed: int, number: int = 0) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Start an episode, the same for the same seed + number."""
+        self.tokens, info = self._env.reset(seed=(seed + number) % 2**31)
+        self.agents, self.number, self.clock, self.total_return = ["agent_0"], number, 0, 0.0
+        self._signal = info["signal_mask"]
+        return {"agent_0": self.tokens}, {"agent_0": info}
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Play the action of "agent_0": what it sees, info; there are no `agents` once the episode is over."""
-        action = to_range(self._env.action_space, np.asarray(actions["agent_0"]))
-        tokens, _, terminated, truncated, info = self._env.step(action)
+        """Play the agent's action of "agent_0": what it sees, info; there are no `agents` once the episode is over."""
+        info = self.play(to_range(self.action_space, np.asarray(actions["agent_0"])))
+        return {"agent_0": self.tokens}, {"agent_0": info}
+
+    def play(self, action: Any) -> dict[str, Any]:
+        """Play an action of the game's own space; returns info."""
+        self.tokens, reward, terminated, truncated, info = self._env.step(action)
+        self.clock += 1
+        self.total_return += float(reward)
         self._signal = info["signal_mask"]
         if terminated or truncated:
             self.agents = []
-        return {"agent_0": tokens}, {"agent_0": info}
+        return info
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray:
-        """Draw the world, and under it what each token weighs (N,), if given: bars, green those of signal."""
-        from noisy_envs.pictures import under
+        """Draw the world, and under it what each token weighs (N,), if given: bars, those of features by name."""
+        from noisy_envs.bars import under
 
-        picture: Any = self._env.render()
-        return under(np.asarray(picture, np.uint8), weights, self._signal)
+        with unseen():
+            picture: Any = self._env.render()
+        return under(np.asarray(picture, np.uint8), weights, self._signal, self.tokens, self.token_spec)
 
     def close(self) -> None:
         """Release what drawing holds."""

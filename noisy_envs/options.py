@@ -118,6 +118,7 @@ def build(core: type, options: dict[str, Any]) -> Any:
 
     Raises:
         TypeError: an option does not exist; the message names the nearest that does.
+        ValueError: an episode would have no step.
     """
     known = [field.name for field in dataclasses.fields(core)]
     for option in options:
@@ -125,7 +126,9 @@ def build(core: type, options: dict[str, Any]) -> Any:
             hint = did_you_mean(option, known)
             # Python's own words, by which TorchRL's GymEnv sees that it must leave one out
             raise TypeError(f"unexpected keyword argument {option!r}: {hint}allowed are {', '.join(known)}")
-    return core(**options)
+    made = core(**options)
+    check_count("max_steps", made.max_steps, minimum=1, may_be_range=False)  # which a game of your own may not check
+    return made
 
 
 def plain(value: Any) -> Any:

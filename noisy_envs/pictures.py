@@ -25,7 +25,6 @@ Picture = npt.NDArray[np.uint8]
 
 FILMS = {".gif": ("PIL", "pillow"), ".mp4": ("imageio_ffmpeg", "imageio-ffmpeg")}  # what writes them: module, package
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
-SIGNAL, NOISE = (16, 120, 44), (240, 150, 140)  # the paper's green and red, of different lightness
 EXACT = 128  # colours of a GIF's 256 that are kept to the digit
 
 
@@ -157,22 +156,6 @@ def write_png(path: Path, figure: Figure) -> None:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     write_atomically(path, buffer.getvalue())
-
-
-def under(picture: Picture, weights: Array | None, signal: Array) -> Picture:
-    """Add a strip with a bar for each token, as high as its weight (N,) against the largest: (H + h, W, 3).
-
-    Tokens of `signal`, bool (N,), come first, in dark green; others are light red. Without weights the strip is blank.
-    """
-    height, width = max(picture.shape[0] // 6, 12), picture.shape[1]
-    strip = np.full((height, width, 3), 255, np.uint8)
-    if weights is not None:
-        edges = np.linspace(0, width, len(weights) + 1).round().astype(int)
-        order = np.argsort(~signal, kind="stable")  # shuffled tokens would make the bars jump
-        for i, left, right in zip(order, edges, edges[1:], strict=False):
-            top = height - max(round(float(weights[i] / weights.max()) * (height - 2)), 1)
-            strip[top:, left : max(right - 1, left + 1)] = SIGNAL if signal[i] else NOISE
-    return np.concatenate([picture, strip])
 
 
 def check_video_path(path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -9,7 +13,10 @@ import gymnasium
 from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
-from noisy_envs.options import check_choice, did_you_mean
+from noisy_envs.options import check_choice
+
+SINGLE = "noisy_envs.shells.single:TokenEnv"  # entry points, for a game of your own too
+VECTOR = "noisy_envs.shells.vector:TokenVectorEnv"
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 Game = str | type  # a key of CORES, or a core's class, which may be a user's own
@@ -33,7 +40,7 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-FOREIGN = "foreign environments"  # the game of an id that is not ours, see `noisy_envs.foreign`
+FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.foreign`
 
 # the options that dial noise, and that say how many agents share one network
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", FOREIGN: "num_noise"}
@@ -45,17 +52,68 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
     """Return game and parameters of an id of the table, and FOREIGN for any other that Gymnasium knows.
 
     Raises:
-        ValueError: nobody knows it; the message names the `setting`.
+        ValueError: see `canonical`.
     """
-    if env_id in ENVIRONMENTS:
-        return ENVIRONMENTS[env_id]
+    return ENVIRONMENTS.get(canonical(env_id, setting), (FOREIGN, {}))
+
+
+def canonical(env_id: str, setting: str = "env_id") -> str:
+    """Return an id as the table has it, or as it is given if it is not ours; of `module:Id-v0` import the module.
+
+    Raises:
+        ValueError: the module cannot be imported, or nobody knows the id; the message names the `setting`.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, f"{setting}={env_id!r}")
+    if name in ENVIRONMENTS:
+        return name
     try:
-        gymnasium.spec(env_id)
+        gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        hint = did_you_mean(env_id, ENVIRONMENTS)
-        known = f"must be one of {', '.join(ENVIRONMENTS)}, or another id of Gymnasium"
-        raise ValueError(f"{setting}={env_id!r}: {hint}{known} ({str(error).rstrip('.')})") from None
-    return FOREIGN, {}
+        reason = f"{setting}={env_id!r}: {_one_line(error)}; ".replace("?; ", "? ")
+        if module:
+            raise ValueError(f"{reason}must be registered by {module}") from None
+        allowed = "one that `python -m noisy_envs` lists, or another id of Gymnasium, module:Id-v0 to import first"
+        raise ValueError(f"{reason}{_near(name)}must be {allowed}") from None
+    return env_id
+
+
+def short(env_id: str) -> str:
+    """Return an id without module and namespace, for the names of folders."""
+    return env_id.rpartition(":")[2].rpartition("/")[2]
+
+
+def in_words(games: Iterable[str]) -> str:
+    """Name games in a message, as the table of environments does."""
+    named = [CORES[game].__name__ if game in CORES else game for game in games]
+    return " and ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
+
+
+def _import(module: str, told: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        own = f"{module}.".startswith(f"{error.name}.")
+        hint = "the folder that holds it must be on PYTHONPATH" if own else f"{module} imports it"
+        raise ValueError(f"{told}: {_one_line(error)}; {hint}") from None
+    except Exception as error:  # whatever the user's module raises
+        *_, last = traceback.extract_tb(error.__traceback__)
+        place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"  # it tells its own
+        raise ValueError(
+            f"{told}: importing {module} failed with {type(error).__name__}: {_one_line(error)}{place}"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _near(name: str) -> str:
+    """Ask for the id of the table that is nearest to a name, which may lack namespace and version."""
+    known = {word: env_id for env_id in ENVIRONMENTS for word in (env_id, short(env_id), short(env_id)[: -len("-v0")])}
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {known[near[0]]!r}? " if near else ""
 
 
 def core_class(game: Game) -> type:
@@ -84,7 +142,7 @@ def register() -> None:
         if env_id not in gymnasium.registry:
             gymnasium.register(
                 env_id,
-                entry_point="noisy_envs.shells.single:TokenEnv",
-                vector_entry_point="noisy_envs.shells.vector:TokenVectorEnv",
+                entry_point=SINGLE,
+                vector_entry_point=VECTOR,
                 kwargs={"game": game, **parameters},
             )

@@ -1,8 +1,8 @@
 """Drawing: a picture of one world, as an array or in a window.
 
 One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world, or into a
-`Board` of cells; the rest of the module paints any of them. pygame is imported at the first drawing, and an array
-needs no display.
+`Board` of cells, and so does the method `scene` of a game of your own; the rest of the module paints any of them.
+pygame is imported at the first drawing, and an array needs no display.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
     radius: float  # units of the world
     color: Color
     core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
-    shape: str = "disc"  # "disc", "ring", "diamond", "star", "cross" or "square"
+    shape: str = "disc"  # "disc", "ring", "diamond", "star", "cross", "square", or "box", two cells, one of its `core`
 
 
 class Item(NamedTuple):
@@ -96,10 +96,14 @@ PREY = Kind("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
 CATCH_FLASH = Kind("catch", 0.2, YELLOW, shape="star")
 SOLID_OBSTACLE = Kind("obstacle", tag.OBSTACLE_RADIUS, BLACK)
 NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
-AGENT_CELL, GEM_CELL, KEY_CELL = (
+ONE_KEY, OTHER_KEY = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # of 19
+AGENT_CELL, GEM_CELL, HELD_CELL = (
     Kind(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
     for name, color in (("agent", levels.AGENT), ("gem", levels.GEM), ("held key: top left", levels.FRAME))
 )
+KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
+BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")
+CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
 WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
 
 
@@ -151,7 +155,7 @@ def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Arr
     if level.key[1] == levels.GEM:
         outlined.append((0, 0, 1))
     colors = box_world.PALETTE[core.picture(worlds)[0]].reshape(*square, 3)
-    return Board(colors, outlined, strengths.reshape(square), (AGENT_CELL, GEM_CELL, KEY_CELL))
+    return Board(colors, outlined, strengths.reshape(square), CELLS)
 
 
 SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
@@ -176,8 +180,8 @@ class Renderer:
         Raises:
             ValueError: naming the option, its value and what is allowed.
         """
-        if core.name not in SCENES:
-            raise ValueError(f"cannot draw {core.name!r}, only {sorted(SCENES)}")
+        if core.name not in SCENES and not hasattr(core, "scene"):
+            raise ValueError(f"cannot draw {core.name!r}, only {', '.join(SCENES)} and games with a method `scene`")
         if mode not in ("human", "rgb_array"):
             raise ValueError(f"mode={mode!r} must be 'human' or 'rgb_array'")
         if fps < 1 or size < 100:
@@ -204,7 +208,8 @@ class Renderer:
         if self._window.dismissed:
             raise RuntimeError("the window was closed; after close() a drawing opens a new one")
         halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
-        scene = SCENES[self.core.name](self.core, state, halos)
+        own = getattr(self.core, "scene", None)
+        scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)
         if weights is not None:
             scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
         # + 0.0 turns -0.0 into 0.0
@@ -235,27 +240,34 @@ def paint(scene: Scene | Board, caption: str, size: int) -> pygame.Surface:
     canvas.fill(WHITE)
     view = pygame.Rect(0, band, large, large - 2 * band)
     canvas.set_clip(view)
+    hidden = False
     if isinstance(scene, Board):
         _paint_board(canvas, view, scene)
     else:
-        _paint_world(canvas, view, scene)
+        hidden = _paint_world(canvas, view, scene)
     canvas.set_clip(None)
     pygame.font.init()
     font = pygame.font.Font(None, round(TEXT * large))  # not kept: a pygame.quit() elsewhere would end it
     text = font.render(caption, True, BLACK)
     canvas.blit(text, text.get_rect(midleft=(band / 2, band / 2)))
+    if hidden:
+        text = font.render("out of view", True, BLACK)
+        place = text.get_rect(midright=(large - band / 2, band / 2))
+        canvas.blit(text, place)
+        _paint_arrow(canvas, BLACK, (place.left - band / 2, band / 2), 0.0, 1.4 * LEGIBLE * large)
     _paint_legend(canvas, font, large - band / 2, scene.kinds)
     return pygame.transform.smoothscale(canvas, (size, size))
 
 
-def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> None:
-    """Paint grid and things; an arrow at the border stands for a thing out of view."""
+def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> bool:
+    """Paint grid and things; an arrow at the border stands for a thing out of view. Tell whether there is one."""
     least, scale = LEGIBLE * canvas.get_width(), view.height / 2 / scene.reach
     _paint_grid(canvas, view, scale, scene.arena)
     border = view.inflate(-4 * least, -4 * least)
     things = []
     for item in sorted(scene.items, key=lambda item: scene.kinds.index(item.kind), reverse=True):
-        x, y = view.centerx + scale * item.x, view.centery - scale * item.y
+        # pygame takes no numpy.float32, such as a state holds
+        x, y = view.centerx + scale * float(item.x), view.centery - scale * float(item.y)
         near = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
         things.append((item, max(item.kind.radius * scale, least), (x, y), near, view.collidepoint(x, y)))
     for item, radius, place, near, seen in things:  # all halos first, so that none hides a thing
@@ -266,6 +278,7 @@ def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> Non
         else:
             angle = math.atan2(place[1] - near[1], place[0] - near[0])
             _paint_arrow(canvas, item.kind.color, near, angle, 1.4 * least)
+    return not all(seen for *_, seen in things)
 
 
 def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> None:
@@ -324,6 +337,10 @@ def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float)
         square = pygame.Rect(x - radius, y - radius, 2 * radius, 2 * radius)
         pygame.draw.rect(canvas, kind.color, square)
         pygame.draw.rect(canvas, BLACK, square, SMOOTH)
+    elif kind.shape == "box":
+        for left, color in ((x - 1.25 * radius, kind.color), (x, kind.core[0][1])):
+            pygame.draw.rect(canvas, color, (left, y - radius, 1.25 * radius, 2 * radius))
+        pygame.draw.rect(canvas, BLACK, (x - 1.25 * radius, y - radius, 2.5 * radius, 2 * radius), SMOOTH)
     elif kind.shape == "ring":
         pygame.draw.circle(canvas, kind.color, place, radius, 2 * SMOOTH)
     elif kind.shape == "star":

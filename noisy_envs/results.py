@@ -157,10 +157,11 @@ def _draw(axes: Any, panel: Panel) -> None:
 
     axes.axhline(panel.oracle, color="0.35", linestyle="--", linewidth=1, label=panel.ceiling)
     axes.axhline(panel.random, color="0.35", linestyle=":", linewidth=1, label="random")
-    for head, runs in panel.curves.items():
+    for number, (head, runs) in enumerate(panel.curves.items()):
         steps, means, errors = mean_curve(runs)
         point = "o" if len(steps) == 1 else None  # of which there is no line
-        axes.plot(steps, means, color=COLOURS[head], linewidth=1.4, marker=point, label=NAMES[head])
+        # the later, the thinner: those that are equal can be seen
+        axes.plot(steps, means, color=COLOURS[head], linewidth=max(4.0 - number, 1.0), marker=point, label=NAMES[head])
         axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")

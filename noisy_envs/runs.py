@@ -249,6 +249,21 @@ def start_tracking(project: str, name: str, config: dict[str, Any], folder: Path
     return Tracker(run)
 
 
+def checkpoint_path(given: Path) -> Path:
+    """Return the checkpoint of a run's folder, or of the only run in a folder, or the one that is given itself.
+
+    Raises:
+        ValueError: several runs are in the folder.
+    """
+    if given.suffix and not given.is_dir():
+        return given
+    own = given / "checkpoint.pt"
+    found = [own] if own.exists() else sorted(given.glob("*/checkpoint.pt"))
+    if len(found) > 1:
+        raise ValueError(f"{given} holds several runs, name one of them: {', '.join(x.parent.name for x in found)}")
+    return found[0] if found else own
+
+
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Save tensors, numbers and texts, atomically."""
     import torch

@@ -16,7 +16,9 @@ from typing import Any
 from noisy_envs import runs
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
-from noisy_envs.registry import ENVIRONMENTS, held_out
+from noisy_envs.foreign import OneForeign, to_range
+from noisy_envs.registry import FOREIGN, find, held_out
+from noisy_envs.tokens import TokenSpec
 
 AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
 
@@ -29,7 +31,7 @@ class Trained:
 
     Args:
         path: a run's folder, or its checkpoint.
-        env_id: an id of the game that it learned.
+        env_id: an id of the game that it learned; None for the very one.
         noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has.
         agents: the folder of agents/ppo_*.py.
 
@@ -37,15 +39,16 @@ class Trained:
         ValueError, OSError: naming what is missing or does not fit.
     """
 
-    def __init__(self, path: Path, env_id: str, noise: int | None, agents: Path = AGENTS) -> None:
+    def __init__(self, path: Path, env_id: str | None, noise: int | None, agents: Path = AGENTS) -> None:
         """Load the agent; see the class."""
-        checkpoint = path / "checkpoint.pt" if path.is_dir() else path
+        checkpoint = runs.checkpoint_path(path)
         content: Any = runs.load_checkpoint(checkpoint)
         self.name = _head(checkpoint, content)
         self._file = load_file(self.name, agents)
         saved = self._file.load_args(checkpoint)
-        game, _ = ENVIRONMENTS[env_id]
-        if ENVIRONMENTS.get(saved.env_id, ("", {}))[0] != game:
+        self.env_id = env_id = env_id or saved.env_id
+        game, _ = find(env_id)
+        if find(saved.env_id)[0] != game or (game == FOREIGN and saved.env_id != env_id):
             raise ValueError(f"policy={str(path)!r}: learned another game than {env_id}, {saved.env_id}")
         trained_with = saved.num_noise if env_id == saved.env_id else ()
         num_noise = trained_with if noise is None else (noise,)
@@ -60,13 +63,23 @@ class Trained:
 
     def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array]:
         """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,)."""
-        torch = self._file.torch
-        self._agent.spec = core.token_spec
-        tokens = torch.from_numpy(core.observe(state, agents)[0])
-        with torch.inference_mode():
-            weights = self._agent.token_weights(tokens)[0].numpy()
-            actions = self._file.decide(self._agent, tokens, self._args, self._generator).numpy()
+        actions, weights = self._decide(core.observe(state, agents)[0], core.token_spec)
         return actions[None], weights
+
+    def act_in(self, world: OneForeign) -> tuple[Any, Array]:
+        """Return an action that an environment of others takes, and the weights (N,) of its tokens."""
+        actions, weights = self._decide(world.tokens[None], world.token_spec)
+        return to_range(world.action_space, actions[0]), weights
+
+    def _decide(self, tokens: Array, spec: TokenSpec) -> tuple[Array, Array]:
+        """Return actions (n, ...) for what n agents see (n, N, D), and the first one's weights (N,)."""
+        torch = self._file.torch
+        self._agent.spec = spec
+        seen = torch.from_numpy(tokens)
+        with torch.inference_mode():
+            weights = self._agent.token_weights(seen)[0].numpy()
+            actions = self._file.decide(self._agent, seen, self._args, self._generator).numpy()
+        return actions, weights
 
 
 def load_file(head: str, agents: Path) -> ModuleType:

@@ -10,8 +10,9 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
+from noisy_envs.foreign import Game, OneForeign
 from noisy_envs.options import Count, build, check_choice, highest
-from noisy_envs.registry import CORES, ENVIRONMENTS, NOISE
+from noisy_envs.registry import CORES, FOREIGN, NOISE, find, in_words
 from noisy_envs.shells.common import casting, driven, follow
 from noisy_envs.shells.episode import RENDER_FPS, Episode
 from noisy_envs.window import Window, strokes
@@ -24,6 +25,7 @@ Picture = Array
 NOISE_STEP = 4  # tokens; the paper's levels of noise are multiples of it
 HOLD = RENDER_FPS  # pictures for which the end of an episode stays: a second
 PANEL, MARGIN = 52, 16  # pixels of height below the picture, and left of its words
+LEAST = 600  # pixels of the window's width, which the words need
 TEXT, INK, PAPER = 19, (30, 30, 30), (242, 242, 242)  # height and colours of the panel's words
 
 
@@ -31,6 +33,7 @@ class Player(Protocol):
     """Who acts in the episodes that are watched."""
 
     name: str
+    env_id: str
     team: str  # of the agents that it drives, or "first"
     options: dict[str, Any]  # of the environment, beside the id's own
     seed: int  # of its episodes, unless another is asked for
@@ -38,13 +41,40 @@ class Player(Protocol):
     def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array | None]:
         """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,), if any."""
 
+    def act_in(self, world: OneForeign) -> tuple[Any, Array | None]:
+        """Return an action that an environment of others takes, and the weights (N,) of its tokens, if any."""
+
+
+class Watched(Protocol):
+    """Episodes of one world, step by step: `Show` and `ForeignShow`."""
+
+    env_id: str
+    player: Player
+    episode: Any  # with `number`, `clock`, `ended` and `total_return`
+
+    @property
+    def noise(self) -> Count | None:
+        """How many noise tokens there are, or the range they are drawn from; None where the game has no such option."""
+
+    def picture(self) -> Picture:
+        """Return an image (H, W, 3) uint8, with the weight of each token where the player weighs them."""
+
+    def step(self) -> None:
+        """Play a step; after the end of an episode begin the next."""
+
+    def restart(self) -> None:
+        """Begin the next episode."""
+
+    def add_noise(self, number: int) -> None:
+        """Begin the episode of this number anew with so many more noise tokens; in a game without them do nothing."""
+
 
 class Reference:
-    """A reference policy of the game, which drives the first agent.
+    """A reference policy, which drives the first agent; in environments of others there is "random" alone.
 
     Args:
         name: one of the game's `core.policies`.
-        env_id: an id of this package.
+        env_id: any id.
         noise: how many noise tokens, if not as many as the id has.
         seed: of its episodes, and of what it draws itself.
 
@@ -56,13 +86,11 @@ class Reference:
 
     def __init__(self, name: str, env_id: str, noise: int | None, seed: int) -> None:
         """Check what is asked for; see the class."""
-        game, _ = ENVIRONMENTS[env_id]
-        core: Any = CORES[game]
-        check_choice("policy", name, core.policies)
+        game, _ = find(env_id)
+        check_choice("policy", name, policies(env_id))
         if noise is not None and game not in NOISE:
-            noisy = ", ".join(known for known in CORES if known in NOISE)
-            raise ValueError(f"num_noise={noise}: {env_id} has none, only {noisy}")
-        self.name, self.seed = name, seed
+            raise ValueError(f"num_noise={noise}: {env_id} has none, only {in_words(NOISE)}")
+        self.name, self.env_id, self.seed = name, env_id, seed
         self.options = {} if noise is None else {NOISE[game]: noise}
         self._random = np.random.default_rng(seed)
 
@@ -70,6 +98,24 @@ class Reference:
         """Return actions (1, 1, ...) of the first agent."""
         shape = (1, 1, core.num_actions) if core.continuous_actions else (1, 1)
         return core.policy(self.name, state, self._random.random(shape, dtype=np.float32), agents), None
+
+    def act_in(self, world: OneForeign) -> tuple[Any, None]:
+        """Return an action that the space draws, by a seed of ours."""
+        world.action_space.seed(int(self._random.integers(2**31)))
+        return world.action_space.sample(), None
+
+
+def policies(env_id: str | None) -> tuple[str, ...]:
+    """Return the names of an id's reference policies; there are none without an id.
+
+    Raises:
+        ValueError: nobody knows the id.
+    """
+    if env_id is None:
+        return ()
+    game, _ = find(env_id)
+    core: Any = CORES.get(game)
+    return ("random",) if core is None else core.policies
 
 
 class Show:
@@ -86,7 +132,7 @@ class Show:
 
     def __init__(self, env_id: str, player: Player, seed: int) -> None:
         """Begin the first episode; see the class."""
-        game, parameters = ENVIRONMENTS[env_id]
+        game, parameters = find(env_id)
         self.env_id, self.player = env_id, player
         self._game, self._dial, self._seed = game, NOISE.get(game), seed
         self._options = parameters | player.options
@@ -137,7 +183,65 @@ class Show:
         self._action, self._weights = self.player.act(episode.core, episode.state, self._agents)
 
 
-def film(show: Show) -> list[Picture]:
+class ForeignShow:
+    """Episodes of one world of an environment of others, step by step; the weights are bars under its picture.
+
+    Args and attributes are those of `Show`; episode n is that of seed + n.
+    """
+
+    def __init__(self, env_id: str, player: Player, seed: int) -> None:
+        """Begin the first episode; see the class."""
+        self.env_id, self.player, self._seed = env_id, player, seed
+        self._begin(Game(env_id, player.options), 0)
+
+    @property
+    def noise(self) -> Count:
+        """How many noise tokens there are, or the range they are drawn from."""
+        noise: Count = self._game.num_noise
+        return noise
+
+    def picture(self) -> Picture:
+        """Return an image (H, W, 3) uint8."""
+        return self.episode.render(self._weights)
+
+    def step(self) -> None:
+        """Play a step; after the end of an episode begin the next."""
+        if self.episode.ended:
+            self.restart()
+            return
+        self.episode.play(self._action)
+        self._look()
+
+    def restart(self) -> None:
+        """Begin the next episode."""
+        self.episode.reset(self._seed, self.episode.number + 1)
+        self._look()
+
+    def add_noise(self, number: int) -> None:
+        """Begin the episode of this number anew with so many more noise tokens."""
+        noise = max(0, highest(self.noise) + number)
+        # what was played before is not closed: Gymnasium's own games would end pygame, and our window with it
+        self._begin(Game(self.env_id, {**self._game.options, "num_noise": noise}), self.episode.number)
+
+    def _begin(self, game: Game, number: int) -> None:
+        if not game.draws:
+            raise ValueError(f"watch={self.env_id!r}: it cannot be drawn as an image")
+        self._game, self.episode = game, OneForeign(game)
+        self.episode.reset(self._seed, number)
+        self._look()
+
+    def _look(self) -> None:
+        """Let the player decide, so that a picture shows the weights of the action to come."""
+        self._action, self._weights = self.player.act_in(self.episode)
+
+
+def show_of(player: Player, seed: int) -> Watched:
+    """Return a player's episodes of `seed`."""
+    foreign = find(player.env_id)[0] == FOREIGN
+    return (ForeignShow if foreign else Show)(player.env_id, player, seed)
+
+
+def film(show: Watched) -> list[Picture]:
     """Return the pictures of an episode, from the present to its end."""
     pictures = [show.picture()]
     while not show.episode.ended:
@@ -154,9 +258,10 @@ class Viewer:
         paused: whether the world waits.
     """
 
-    def __init__(self, show: Show) -> None:
+    def __init__(self, show: Watched) -> None:
         """Prepare; `run` opens the window."""
         height, width, _ = show.picture().shape
+        width = max(width, LEAST)
         self.window = Window(f"{show.env_id}: {show.player.name}", (width, height + PANEL), RENDER_FPS)
         self.paused = False
         self._show, self._over, self._held = show, False, 0
@@ -201,9 +306,11 @@ class Viewer:
 
         picture = self._show.picture()
         height, width, _ = picture.shape
-        canvas = pygame.Surface((width, height + PANEL), depth=32)
+        canvas = pygame.Surface(self.window.size, depth=32)
         canvas.fill(PAPER)
-        canvas.blit(pygame.image.frombuffer(picture.tobytes(), (width, height), "RGB"), (0, 0))
+        left = (canvas.get_width() - width) // 2
+        canvas.blit(pygame.image.frombuffer(picture.tobytes(), (width, height), "RGB"), (left, 0))
+        pygame.font.init()  # others' games may have ended it
         font = pygame.font.Font(None, TEXT)
         for line, text in enumerate(self.words()):
             words = font.render(text, True, INK)

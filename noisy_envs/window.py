@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -88,10 +90,11 @@ def strokes() -> list[tuple[str, bool]]:
 
 def has_display() -> bool:
     """Tell whether a window would be seen; SDL opens them without a screen too, and does not say so."""
-    asked = os.environ.get("SDL_VIDEODRIVER")
-    if sys.platform == "linux" and not (asked or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if _no_screen():
         return False  # SDL would come to the same, but not without a complaint of Wayland's
     import pygame
+
+    asked = os.environ.get("SDL_VIDEODRIVER")
 
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
     try:
@@ -99,3 +102,22 @@ def has_display() -> bool:
     except pygame.error:
         return False
     return bool(asked) or pygame.display.get_driver() != "offscreen"
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let others draw with pygame, who begin by looking for a screen: without one that ends in the same complaint."""
+    if not _no_screen():
+        yield
+        return
+    os.environ["SDL_VIDEODRIVER"] = "dummy"
+    try:
+        yield
+    finally:
+        del os.environ["SDL_VIDEODRIVER"]
+
+
+def _no_screen() -> bool:
+    """Tell whether the environment already says that there is none."""
+    named = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform == "linux" and not any(map(os.environ.get, named))

@@ -261,12 +261,22 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     assert [row["global_step"] for row in runs.read_metrics(path)] == [64]
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+def test_a_finished_run_is_not_run_again(tmp_path, capsys, monkeypatch):
     summary, folder = run(tmp_path, "--total-timesteps", "128")
     before = (folder / "summary.json").read_bytes()
-    again = ppo.main(["--resume", str(folder)])
-    assert again["return"] == summary["return"] and (folder / "summary.json").read_bytes() == before
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{folder} is finished")
+    monkeypatch.setattr(ppo, "Trainer", lambda args: pytest.fail("something slow was made first"))
+    for given in (folder, tmp_path):  # the run, and the folder of this run alone
+        again = ppo.main(["--resume", str(given)])
+        assert again["return"] == summary["return"] and (folder / "summary.json").read_bytes() == before
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{folder} is finished")
+
+
+def test_the_bar_tells_a_score_only_where_there_is_one(tmp_path, capsys):
+    run(tmp_path / "known", "--total-timesteps", "64", "--options", "max_steps=3")
+    assert "return=" in (told := capsys.readouterr().err) and "score=" in told and "nan" not in told
+    run(tmp_path / "unknown", "--total-timesteps", "320", "--options", "max_steps=3",
+        "--parallel-env", "simple_tag_v0")  # fmt: skip
+    assert "return=" in (told := capsys.readouterr().err) and "score" not in told and "nan" not in told
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a terminal that can hang up")

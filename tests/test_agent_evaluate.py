@@ -268,7 +268,7 @@ def test_box_world_has_no_noise_to_evaluate(ppo, trained, tmp_path):
     for paths in ([run], [trained[4][1], run]):
         with pytest.raises(
             SystemExit,
-            match=rf"^error: num_noise=4: {BOX} has none, only simple_centroid, simple_tag, foreign environments$",
+            match=rf"^error: num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others$",
         ):
             ppo.main(["--evaluate", *map(str, paths), "--num-noise", "4", "28", "--run-dir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -54,6 +54,21 @@ def test_a_row_that_fails_says_why_and_the_others_go_on():
     assert done.returncode == 0 and done.stdout.count("failed, took more than 0.01 s") == 2
 
 
+def test_a_table_that_is_there_is_drawn_again(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from env_speed import main, read_table, table
+
+    results = read_table((BENCHMARKS.parent / "docs" / "speed.md").read_text())
+    assert len(results) > 80 and read_table(table(results)) == results
+    first = next(result for result in results if result.row.engine == "JaxMARL" and result.row.threads == 2)
+    assert first == (("SimpleTag 1v3v28", "JaxMARL", 1, 2, ""), [47877.0])
+    main(["--draw", str(BENCHMARKS.parent / "docs" / "speed.md"), "--out", str(tmp_path / "again.png")])
+    assert [path.name for path in tmp_path.iterdir()] == ["again.png"]
+    with pytest.raises(ValueError, match="must hold a table"):
+        read_table("# Speed")
+
+
 def test_ratios_are_to_the_best_peer(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     from env_speed import Result, Row, best_peer, table

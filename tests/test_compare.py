@@ -186,6 +186,18 @@ def test_a_curve_of_one_point_is_seen(tmp_path):
     assert (drawn == orange).all(axis=-1).sum() > 10
 
 
+def test_curves_that_are_equal_are_both_seen(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = [{"global_step": 64.0 * i, "charts/episodic_return": -float(i)} for i in range(9)]
+    curves = {head: [rows] for head in results.COLOURS}
+    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -9.0, 0.0, curves)])
+    with image.open(tmp_path / "a.png") as picture:
+        drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
+    for color in results.COLOURS.values():
+        near = abs(drawn.astype(int) - [int(color[i : i + 2], 16) for i in (1, 3, 5)]).max(axis=-1) < 60
+        assert near.sum() > 100, color
+
+
 def test_a_killed_run_is_resumed_in_its_folder(field):
     field.trouble("kill")
     field.run(heads=["adapool"], levels=[CLEAN])
@@ -408,7 +420,7 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
         (["--seeds"], "seeds: must be at least one"),
         (["--seeds", "-1"], "seeds=-1: must be from 0"),
         (["--env-ids", "noisy_envs/Nothing-v0"], "noisy_envs/Nothing-v0"),
-        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one of "),
+        (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one that "),
         (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "must be of one game"),
         (["--num-noise", "3"], "must come with one id"),
         (["--env-ids", "CartPole-v1", "Pendulum-v1"], "must be one, whose noise --num-noise sets"),

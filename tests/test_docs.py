@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import runpy
 import subprocess
@@ -130,6 +131,20 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
         runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
     assert np.array_equal(taken[: len(expected)], expected)
     assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
+
+
+def test_play_without_a_display_ends_with_one_line():
+    hidden = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    words = [sys.executable, ROOT / "examples" / "play.py"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 1 and done.stderr == "error: there is no display for a window\n"
+
+
+def test_the_first_example_counts_tokens_without_padding(capsys):
+    runpy.run_path(str(ROOT / "examples" / "random_agent.py"))
+    signal, of, share = re.search(r"(\d+) of (\d+) tokens carry signal: (\S+)", capsys.readouterr().out).groups()
+    assert f"{int(signal) / int(of):.2f}" == share
 
 
 make_pages = runpy.run_path(str(ROOT / "tools" / "make_pages.py"))

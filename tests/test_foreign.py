@@ -1,6 +1,9 @@
 """Environments of others behind the agents' interface, and runs of the agents on them."""
 
 import math
+import os
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
@@ -12,7 +15,8 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import foreign, pictures, registry
+from noisy_envs import bars, foreign, registry
+from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens
 
 CARTPOLE = "CartPole-v1"
@@ -134,11 +138,86 @@ def test_what_does_not_fit_is_told(env_id, options, told):
         foreign.Game(env_id, options)
 
 
-@pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing", "no_module:Env-v0"])
+@pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing"])
 def test_unknown_ids_are_told(env_id):
     with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
         registry.find(env_id)
     assert registry.find(CARTPOLE) == (registry.FOREIGN, {})
+
+
+OWN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+gymnasium.register("{0}/Pole-v0", CartPoleEnv, max_episode_steps=9)
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Let a test write modules, and forget them afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, "forgotten", None)
+        return name
+
+    yield write
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
+    env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
+    assert registry.find(env_id) == (registry.FOREIGN, {}) and registry.short(env_id) == "Pole-v0"
+    assert ppo.parse(["--env-id", env_id]).env_id == env_id
+    _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
+    assert run.name.startswith("Pole-v0__ppo_adapool")
+    (row,) = ppo.main(["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
+    assert row["env_id"] == env_id and 0 < row["return"] <= 9
+
+
+@pytest.mark.parametrize("module", ["noisy_envs", "noisy_envs.registry"])
+def test_ours_are_ours_with_a_module_too(module, ppo):
+    env_id = "noisy_envs/SimpleTag-1v3v28-v0"
+    assert registry.find(f"{module}:{env_id}") == registry.ENVIRONMENTS[env_id]
+    args = ppo.parse(["--env-id", f"{module}:{env_id}"])
+    assert (args.env_id, args.preset) == (env_id, "paper")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such", "No module named 'no_such'; mine_b imports it"),
+        ("\n1 / 0", r"importing mine_b failed with ZeroDivisionError: division by zero \(.*mine_b.py, line 2\)"),
+        ("x = = 1", r"importing mine_b failed with SyntaxError: invalid syntax \(mine_b.py, line 1\)"),
+        (OWN.format("mine_b"), "Namespace x not found.* must be registered by mine_b"),
+        (None, "No module named 'mine_b'; the folder that holds it must be on PYTHONPATH"),
+    ],
+)
+def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_path):
+    if text is not None:
+        own_module("mine_b", text)
+    with pytest.raises(ValueError, match=f"env_id='mine_b:x/Pole-v0': .*{told}$"):
+        registry.find("mine_b:x/Pole-v0")
+    with pytest.raises(SystemExit, match=r"^error: env_id='mine_b:x/Pole-v0': "):
+        ppo.main(["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
+
+
+def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
+    """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
+    code = """
+from noisy_envs.foreign import Game, OneForeign
+world = OneForeign(Game("CartPole-v1"))
+world.reset(0)
+world.render()
+"""
+    hidden = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    assert done.stderr == ""
 
 
 def test_references_are_random_play_and_the_threshold():
@@ -149,14 +228,63 @@ def test_references_are_random_play_and_the_threshold():
     assert all(map(math.isnan, foreign.Game("Odd-v0").references))
 
 
-def test_a_picture_gets_bars_as_high_as_the_weights():
-    picture = np.full((60, 40, 3), 7, np.uint8)
-    drawn = pictures.under(picture, np.array([0.25, 0.5, 0, 0.25]), np.array([False, True, False, True]))
-    assert drawn.shape == (72, 40, 3) and (drawn[:60] == 7).all()
-    assert (drawn[61:, 4] != 255).any() and (drawn[62, 4] == pictures.SIGNAL).all()
-    assert (drawn[71, 14] == pictures.SIGNAL).all() and (drawn[63, 14] == 255).all()
-    assert (drawn[71, 24] == pictures.NOISE).all() and (drawn[71, 9] == 255).all()  # a gap between two
-    assert (pictures.under(picture, None, np.ones(4, bool))[60:] == 255).all()
+ROLES = {"query": 0, "speed": 1, "angle[0]": 2, "noise": 3}
+SPEC = TokenSpec(5, ("value", "role"), ROLES)
+
+
+def draw_bars(weights, roles, width=600, spec=SPEC):
+    """Draw bars under a picture, for tokens of these roles."""
+    tokens = np.stack([np.zeros(len(roles)), roles], axis=1)
+    signal = np.isin(roles, [0, 1, 2]) if spec.roles else np.arange(len(roles)) < 2
+    return bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec)
+
+
+def spans(strip, color):
+    """Return where along a strip's floor bars of a colour stand, and how high: (left, right, height) of each."""
+    height = (strip == color).all(axis=2)[bars.ROW : bars.HEIGHT - bars.ROW].sum(axis=0)
+    edges = np.flatnonzero(np.diff(height)) + 1
+    parts = np.split(np.arange(len(height)), edges)
+    return [(part[0], part[-1], height[part[0]]) for part in parts if height[part[0]]]
+
+
+def test_a_picture_gets_bars_as_high_as_the_weights_features_first_and_in_order():
+    weights, roles = np.array([0.1, 0.2, 0.4, 0.1, 0.2]), np.array([0, 3, 2, 1, 3])
+    drawn = draw_bars(weights, roles)
+    assert drawn.shape == (60 + bars.HEIGHT, 600, 3) and (drawn[:60] == 7).all()
+    strip, full = drawn[60:], bars.HEIGHT - 2 * bars.ROW
+    assert [height for *_, height in spans(strip, bars.SIGNAL)] == [full // 4, full // 4, full]
+    assert [height for *_, height in spans(strip, bars.NOISE)] == [full // 2, full // 2]
+    assert spans(strip, bars.SIGNAL)[-1][1] < spans(strip, bars.NOISE)[0][0]
+    order = np.array([0, 2, 1, 4, 3])  # where tokens are shuffled, bars do not move
+    np.testing.assert_array_equal(strip, draw_bars(weights[order], roles[order])[60:])
+
+
+def test_bars_are_named_and_explained_and_a_strip_is_always_there():
+    weights, roles = np.array([0.1, 0.2, 0.4, 0.1, 0.2]), np.array([0, 1, 2, 3, 3])
+    strip = draw_bars(weights, roles)[60:]
+    dark = (strip.max(axis=2) < 100) & ~(strip == bars.SIGNAL).all(axis=2)
+    below = dark[bars.HEIGHT - bars.ROW :]
+    for left, right, _ in spans(strip, bars.SIGNAL):  # a name in the middle below each
+        assert below[:, (left + right) // 2 - 8 : (left + right) // 2 + 9].any()
+    assert dark[: bars.ROW, :200].any() and dark[: bars.ROW, 300:].any()
+    renamed = TokenSpec(5, ("value", "role"), {"query": 0, "mass": 1, "angle[0]": 2, "noise": 3})
+    other = draw_bars(weights, roles, spec=renamed)[60:]
+    changed = np.flatnonzero((strip != other).any(axis=(0, 2)))
+    left, right, _ = spans(strip, bars.SIGNAL)[1]
+    assert len(changed) and left <= changed[0] and changed[-1] <= right
+    blank = draw_bars(None, roles)[60:]
+    assert blank.shape == strip.shape and (blank == 255).all()
+
+
+def test_bars_of_padding_of_no_weight_of_no_roles_and_of_small_pictures():
+    weights, roles = np.array([0.0, 0.5, 0.5, 0, 0]), np.array([0, 1, 3, -1, -1])
+    strip = draw_bars(weights, roles)[60:]
+    assert len(spans(strip, bars.NOISE)) == 1  # padding has none
+    assert (draw_bars(np.zeros(5), roles)[60:] != 255).any()
+    plain = draw_bars(weights, roles, spec=TokenSpec(5, ("x", "y"), {}, padded=False))[60:]
+    assert len(spans(plain, bars.SIGNAL)) == 2 and len(spans(plain, bars.NOISE)) == 3
+    narrow = draw_bars(weights, roles, width=80)
+    assert narrow.shape == (60 + bars.HEIGHT - 2 * bars.ROW, 80, 3) and (narrow[60:] != 255).any()
 
 
 # the agents
@@ -197,7 +325,7 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
     from PIL import Image
 
     with Image.open(film) as images:
-        assert images.size == (600, 400 + 66) and images.n_frames > 5
+        assert images.size == (600, 400 + bars.HEIGHT) and images.n_frames > 5
 
 
 @pytest.mark.parametrize(

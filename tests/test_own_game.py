@@ -9,7 +9,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same, draw_actions, play, play_parallel, to_backend
+from conftest import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -74,6 +74,98 @@ def test_numpy_and_torch_play_alike(fruit):
     for ours, theirs in zip(seen["numpy"], seen["torch"], strict=True):
         for a, b in zip(ours[:-1], theirs[:-1], strict=True):
             np.testing.assert_allclose(a, as_numpy(b), atol=1e-6)
+
+
+def test_no_start_of_the_example_is_over(fruit):
+    envs = TokenVectorEnv(fruit, 5000)
+    tokens, info = envs.reset(seed=0)
+    distance = abs(tokens[:, 1, 0])
+    assert not info["is_success"].any() and distance.min() >= 0.0999 and distance.max() > 1.8
+    assert abs(envs.state.things).max() <= 1 and (envs.state.things[:, 0] < -0.9).any()
+    assert not envs.step(np.ones(5000, np.int64))[2].any()
+
+
+def test_a_start_that_is_over_is_refused_alike_in_single_and_vector(fruit, backend, monkeypatch):
+    """Else a single world raises at its first step, and a vector one goes on with the next episode unsaid."""
+    env, starts = TokenEnv(fruit), {}
+    for seed in range(60):
+        for number in range(2):
+            env.reset(seed=seed, options={"episode": number})
+            starts[seed, number] = env.state.agent[0]
+    seed = next(seed for seed in range(60) if starts[seed, 0] <= 0.9 < starts[seed, 1])
+    worse = next(seed for seed in range(60) if starts[seed, 0] > 0.9)
+    monkeypatch.setattr(fruit, "terminated", lambda self, state: state.agent[:, 0] > 0.9)
+    told = "fruit: episode {} of seed {} is over before its first step: `initial` must draw states that are not"
+    one = to_backend(np.array([1]), backend)
+    options = {"max_steps": 1}
+    for env, action in (
+        (TokenEnv(fruit, **options), 1),
+        (ParallelTokenEnv(fruit, **options), {"agent_0": 1}),
+        (TokenVectorEnv(fruit, 1, backend=backend, **options), one),
+    ):
+        for _ in range(2):  # what is refused changes nothing
+            env.reset(seed=seed)
+            env.step(action)
+            with pytest.raises(ValueError, match=told.format(1, seed)):
+                env.step(action) if isinstance(env, TokenVectorEnv) else env.reset()
+            with pytest.raises(ValueError, match=told.format(0, worse)):
+                env.reset(seed=worse)
+    same_step = TokenVectorEnv(fruit, 1, backend=backend, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+    same_step.reset(seed=seed)
+    with pytest.raises(ValueError, match=told.format(1, seed)):
+        same_step.step(one)
+
+
+@pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
+def test_options_of_an_own_game_are_checked(fruit, shell):
+    with pytest.raises(ValueError, match="num_pebbles=-1: must be at least 0"):
+        shell(fruit, num_pebbles=-1)
+    with pytest.raises(ValueError, match="max_steps=0: must be at least 1"):
+        shell(fruit, max_steps=0)
+
+
+def test_an_own_game_is_drawn_by_its_scene(fruit):
+    env = gymnasium.make("Fruit-v0", render_mode="rgb_array", num_pebbles=3).unwrapped
+    env.reset(seed=0)
+    plain, haloed = env.render(), env.render(weights=np.array([0, 1, 0, 0, 0]))
+    view = (plain != haloed)[33:567].any(axis=(0, 2))  # between caption and legend
+    (changed,) = view.nonzero()
+    assert abs(changed.mean() - (300 + 533 / 2 / 1.2 * env.state.things[0])) < 3 and len(changed) < 80
+    envs = TokenVectorEnv(fruit, 2, render_mode="rgb_array", num_pebbles=3)
+    envs.reset(seed=0)
+    np.testing.assert_array_equal(envs.render()[0], plain)
+
+
+@pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
+def test_a_game_without_a_scene_says_what_it_lacks(shell):
+    with pytest.raises(ValueError, match=r"render_mode='rgb_array': must be one of None; to be drawn drift must have"):
+        shell(Drift, render_mode="rgb_array")
+
+
+def test_the_agents_play_its_native_vector_environment(fruit):
+    """World for world and step for step what Gymnasium's vector of single ones plays, noise included."""
+    pytest.importorskip("torch")
+    from noisy_envs import foreign
+
+    game = foreign.Game("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
+    native = game.make_vec(3)
+    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.draws
+    assert not foreign.Game("CartPole-v1").native
+    gymnasium.spec("Fruit-v0").vector_entry_point = None
+    singles = game.make_vec(3)
+    assert isinstance(singles.unwrapped, SyncVectorEnv) and not game.native
+    actions = draw_actions(native.action_space, 30)
+    for ours, theirs in zip(play(native, actions, seed=3), play(singles, actions, seed=3), strict=True):
+        assert_same(ours[0], theirs[0])
+        for a, b in zip(ours[1:-1], theirs[1:-1], strict=True):
+            np.testing.assert_allclose(a, b)
+
+
+def test_an_agent_trains_on_it_and_leaves_a_film(fruit, tmp_path, capsys):
+    pytest.importorskip("tyro")
+    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--options", "max_steps=3", "--gif")
+    assert (run / "episode.gif").read_bytes().startswith(b"GIF")
+    assert "4 worlds in step" in capsys.readouterr().out
 
 
 def test_more_pebbles_move_neither_agent_nor_fruit(fruit):

@@ -392,6 +392,14 @@ def test_legend_names_only_kinds_that_the_game_has() -> None:
     assert [kind.name for kind in scene.kinds] == ["predator", "prey", "catch"]
 
 
+def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
+    state = start(CORE)
+    inside, outside = (picture(CORE, place_agent(state, x, 0.0)) for x in (0.0, 900.0))
+    band, half = round(render.BAND * SIZE), SIZE // 2
+    assert (inside[:band, half:] == 255).all() and (outside[:band, half:] < 100).any()
+    np.testing.assert_array_equal(inside[:band, :half], outside[:band, :half])
+
+
 # C13: the camera
 
 
@@ -501,7 +509,9 @@ def test_an_unknown_game_is_refused() -> None:
     class Other:
         name = "chess"
 
-    with pytest.raises(ValueError, match=r"cannot draw 'chess', only \['box_world', 'simple_centroid'"):
+    with pytest.raises(
+        ValueError, match=r"cannot draw 'chess', only simple_centroid, simple_tag, box_world and games with"
+    ):
         Renderer(Other(), "rgb_array")
 
 

@@ -98,6 +98,21 @@ def test_tensorboard_forgets_what_is_played_again(tmp_path):
     assert [event.value for event in events] == pytest.approx([0.1234, 0.0617, -1.0])
 
 
+def test_a_checkpoint_is_found_in_the_folder_of_a_run_and_in_the_folder_of_the_only_run(tmp_path):
+    one, other = (tmp_path / "seed-1" / name / "checkpoint.pt" for name in ("one.5", "other"))
+    one.parent.mkdir(parents=True)
+    one.touch()
+    for given in (one, one.parent, tmp_path / "seed-1"):
+        assert runs.checkpoint_path(given) == one
+    for given in (tmp_path, tmp_path / "nothing"):
+        assert runs.checkpoint_path(given) == given / "checkpoint.pt"
+    other.parent.mkdir()
+    other.touch()
+    with pytest.raises(ValueError, match=r"seed-1 holds several runs, name one of them: one\.5, other"):
+        runs.checkpoint_path(tmp_path / "seed-1")
+    assert runs.checkpoint_path(other.parent) == other
+
+
 def test_a_folder_is_locked_until_it_is_released(tmp_path):
     for _ in range(2):
         with runs.lock(tmp_path), pytest.raises(BlockingIOError, match=f"{tmp_path} is in use by another process"):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from conftest import GAMES, HEADS, ROOT, each_game, each_id, load_agent, train_tiny
 
-from noisy_envs import ENVIRONMENTS, __main__, pictures, watch
+from noisy_envs import ENVIRONMENTS, __main__, foreign, pictures, watch
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, NOISE
 from noisy_envs.runs import environment_seed
 from noisy_envs.shells.episode import RENDER_FPS
-from noisy_envs.watch import NOISE_STEP, Reference, Show, Viewer, film
+from noisy_envs.watch import NOISE_STEP, ForeignShow, Reference, Show, Viewer, film
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
@@ -274,6 +274,65 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
     assert "agents need more packages" in told and "[agents]" in told
 
 
+# Environments of others
+
+CARTPOLE = "CartPole-v1"
+
+
+@pytest.fixture(scope="module")
+def balancing(tmp_path_factory):
+    """A run of AdaPool on CartPole."""
+    pytest.importorskip("tyro")
+    words = ["--env-id", CARTPOLE, "--num-noise", "4"]
+    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("cartpole"), *words)[1]
+
+
+def test_an_environment_of_others_is_watched_at_random(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    words = ["--watch", f"gymnasium.envs.classic_control:{CARTPOLE}", "--seed", "3", "--num-noise", "2"]
+    for name in ("x.gif", "y.gif"):
+        __main__.main([*words, "--out", str(tmp_path / name)])
+    assert (tmp_path / "x.gif").read_bytes() == (tmp_path / "y.gif").read_bytes()
+    with image.open(tmp_path / "x.gif") as shown:
+        assert shown.n_frames > 8
+
+
+def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, tmp_path, capsys):
+    from noisy_envs.trained import Trained
+
+    ppo = load_agent("adapool")
+    args = ppo.load_args(balancing)
+    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+    ppo.load_weights(agent, balancing, ppo.runs.load_checkpoint(balancing / "checkpoint.pt"))
+    expected = ppo.film(agent, args)
+    player = Trained(balancing, None, None)
+    found = film(ForeignShow(CARTPOLE, player, player.seed))
+    assert player.env_id == CARTPOLE and player.options == {"num_noise": 4}
+    assert np.array_equal(found[:-1], expected[:-1]) and (found[-1] != expected[-1]).any()  # only ours has bars
+    __main__.main(["--policy", str(balancing.parent), "--num-noise", "9", "--out", str(tmp_path / "x.gif")])
+    assert "x.gif: return " in capsys.readouterr().out
+    told = refused(["--watch", "Acrobot-v1", "--policy", balancing, "--out", tmp_path / "y.gif"])
+    assert told.endswith("learned another game than Acrobot-v1, CartPole-v1")
+
+
+def test_keys_work_in_environments_of_others_too(screen, balancing):
+    from noisy_envs.trained import Trained
+
+    show = ForeignShow(CARTPOLE, Trained(balancing, None, None), 0)
+    seen, windows = look(Viewer(show), {1: ["r"], 3: ["+"], 5: ["-"], 6: ["q"]})
+    assert seen == [(0, 0, 4, False), (0, 1, 4, False), (1, 0, 4, False), (1, 1, 4, False), (1, 0, 8, False),
+                    (1, 1, 8, False), (1, 0, 4, False)]  # fmt: skip
+    assert len(windows) == 1
+
+
+def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
+    monkeypatch.setattr(ForeignShow, "picture", lambda show: np.zeros((40, 60, 3), np.uint8))
+    viewer = Viewer(ForeignShow(CARTPOLE, Reference("random", CARTPOLE, None, 0), 0))
+    canvas = viewer._paint()
+    assert canvas.get_size() == viewer.window.size == (600, 40 + watch.PANEL)
+    assert canvas.get_at((300, 20))[:3] == (0, 0, 0) and canvas.get_at((200, 20))[:3] == watch.PAPER
+
+
 # Words that cannot be
 
 
@@ -282,12 +341,21 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
     [
         (
             ["noisy_envs/SimpleTga-v0"],
-            "watch='noisy_envs/SimpleTga-v0': did you mean 'noisy_envs/SimpleTag-v0'? must be",
+            "watch='noisy_envs/SimpleTga-v0': Environment `SimpleTga` doesn't exist",
         ),
-        (["chess"], "watch='chess': must be one of the ids"),
+        (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? must be one that `python -m noisy_envs` lists, or"),
+        (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
+        (["chess"], "watch='chess': Environment `chess` doesn't exist; must be one that"),
+        (["no_module:Chess-v0"], "watch='no_module:Chess-v0': No module named 'no_module'; the folder that holds it"),
+        (["CartPole-v1", "--policy", "oracle"], "policy='oracle': must be one of random, or the folder or checkpoint"),
+        (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
+        (["Odd-v0"], "watch='Odd-v0': it cannot be drawn as an image"),
         ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? must be one of random, still, "),
         ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
-        ([BOX, "--num-noise", "4"], f"num_noise=4: {BOX} has none, only simple_centroid, simple_tag"),
+        (
+            [BOX, "--num-noise", "4"],
+            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others",
+        ),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
         ([CENTROID, "--out", "x.avi"], "must end in .gif or .mp4, got x.avi"),
@@ -298,21 +366,32 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
 def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
+    monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
+    monkeypatch.setattr(foreign.Game, "draws", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
     assert (tmp_path / "taken.gif").read_text() == "mine"
 
 
-@pytest.mark.parametrize("words", [["--policy", "random"], ["--out=x.gif"], ["--seed", "x"], ["--wtach", TAG], ["x"]])
+@pytest.mark.parametrize("words", [["--num-noise", "4"], ["--out=x.gif"], ["--seed", "x"], ["--wtach", TAG], ["x"]])
 def test_wrong_words_end_with_the_usage(words, capsys):
     assert refused(words, code=2)
     assert "usage: python -m noisy_envs" in capsys.readouterr().err
 
 
 def test_other_options_are_nothing_without_an_id(capsys):
-    assert refused(["--policy", "random"], code=2)
-    assert "--policy needs --watch ID" in capsys.readouterr().err
+    assert refused(["--seed", "3"], code=2)
+    assert "--seed needs --watch ID or --policy RUN" in capsys.readouterr().err
+    assert refused(["--policy", "random"]) == (
+        "error: policy='random': must be the folder or checkpoint of a run, and there is no such file"
+    )
+
+
+def test_a_missing_run_is_told_before_a_missing_display(monkeypatch):
+    monkeypatch.setattr(__main__, "has_display", lambda: False)
+    assert "policy='foo': must be one of" in refused(["--watch", TAG, "--policy", "foo"])
+    assert "there is no display" in refused(["--watch", TAG])
 
 
 @pytest.mark.parametrize("display", ["", ":12345"], ids=["none", "dead"])

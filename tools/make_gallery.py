@@ -1,7 +1,8 @@
 """Make the documentation's GIFs: python tools/make_gallery.py, or ... FILM.gif=NAME.gif to make films of runs small.
 
-Without words each environment is played by its oracle into docs/images/gallery; with words films, as
-`agents/ppo_adapool.py` leaves them, are copied to docs/images in the same small size.
+Without words each environment is played by its oracle into docs/images/gallery, BoxWorld's with a border around each
+token, since pictures of it are alike whatever the agent is shown; of ids that play alike each shows another episode.
+With words films, as `agents/ppo_adapool.py` leaves them, are copied to docs/images in the same small size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from noisy_envs import ENVIRONMENTS
+from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.pictures import write_gif
 from noisy_envs.runs import commit, write_atomically
 
@@ -26,16 +28,32 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 def episode(env_id: str) -> list[np.ndarray]:
     """Return the pictures (H, W, 3) of one episode of the oracle."""
     env: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
-    env.reset(seed=SEED)
-    frames, ended = [env.render()], False
+    tokens, _ = env.reset(seed=seed(env_id))
+
+    def picture() -> np.ndarray:
+        weights = None
+        if isinstance(env.core, BoxWorld):
+            weights = 0.3 * env.token_spec.mask(tokens)
+            weights[env.token_spec.query] = 1.0
+        shown: np.ndarray = env.render(weights)
+        return shown
+
+    frames, ended = [picture()], False
     while not ended:
         worlds = type(env.state)._make(field[None] for field in env.state)  # a batch of one
         u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle leaves nothing to chance
-        _, _, terminated, truncated, _ = env.step(env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0])
-        frames.append(env.render())
+        tokens, _, terminated, truncated, _ = env.step(env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0])
+        frames.append(picture())
         ended = terminated or truncated
     env.close()
     return frames
+
+
+def seed(env_id: str) -> int:
+    """Return `SEED`, plus the number of ids before this one that play alike."""
+    cores = {other: gymnasium.make(other).unwrapped.core for other in ENVIRONMENTS}  # type: ignore[attr-defined]
+    before = list(cores)[: list(cores).index(env_id)]
+    return SEED + sum(cores[other] == cores[env_id] for other in before)
 
 
 def small(frames: list[np.ndarray]) -> list[np.ndarray]:
@@ -55,9 +73,9 @@ def main() -> None:
             frames = [np.asarray(image.convert("RGB")) for image in ImageSequence.Iterator(images)]
         write_gif(IMAGES / name, small(frames), FPS)
     if not args.films:
+        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
         for env_id in ENVIRONMENTS:
             write_gif(IMAGES / "gallery" / f"{env_id.partition('/')[2]}.gif", small(episode(env_id)), FPS)
-        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
         write_atomically(IMAGES / "gallery" / "made.json", json.dumps(made, indent=2) + "\n")
 
 

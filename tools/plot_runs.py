@@ -40,7 +40,8 @@ def main() -> None:
         steps, returns = ([row[name] for row in rows] for name in ("global_step", "charts/episodic_return"))
         color = f"C{labels.index(label)}"
         seen = any(line.get_label() == label for line in axes.get_lines())
-        axes.plot(np.array(steps) / 1e6, returns, color=color, linewidth=1.2, label=None if seen else label)
+        width = max(4.0 - labels.index(label), 1.0)  # the later, the thinner: those that are equal can be seen
+        axes.plot(np.array(steps) / 1e6, returns, color=color, linewidth=width, label=None if seen else label)
     axes.set(xlabel="million steps", ylabel="return of training episodes", title=args.title)
     axes.grid(alpha=0.25)
     axes.legend()

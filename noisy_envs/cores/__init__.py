@@ -19,7 +19,7 @@ class Core(Protocol):
     num_actions: int
     terminates: bool  # whether an episode can end before its time limit
     signal_moves: bool  # whether other tokens can carry the signal in the course of an episode
-    render_modes: tuple[str, ...]
+    render_modes: tuple[str, ...]  # of "human", "rgb_array" (see `scene`) and "ansi" (see `text`)
     start_options: tuple[str, ...]  # options of a reset that `admit` takes, beside a state
     policies: tuple[str, ...]  # names that `policy` knows
 
@@ -63,7 +63,7 @@ class Core(Protocol):
         """Make ready to draw starting states on the device of an array without asking the host."""
 
     def initial(self, u: tuple[Array, ...]) -> Any:
-        """Draw starting states."""
+        """Draw starting states, none of them over: the shells refuse one that is when they reset."""
 
     def admit(self, given: Any, batch: tuple[int, ...]) -> Any:
         """Check a state that a user hands over."""
@@ -85,6 +85,13 @@ class Core(Protocol):
 
     def terminated(self, state: Any) -> Array:
         """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
+
+    def scene(self, state: Any, halos: Array) -> Any:
+        """Show a world, `state` without the axis B, as a `noisy_envs.render.Scene` or `Board`.
+
+        Asked, in NumPy, of games of your own that have the render modes "human" and "rgb_array". `halos` are the
+        strengths (N,), 0 to 1, of glows around what the first agent's tokens show.
+        """
 
     def text(self, state: Any) -> list[str]:
         """Draw each world in characters; asked of games that have the render mode "ansi"."""

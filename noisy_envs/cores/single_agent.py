@@ -14,7 +14,8 @@ class SingleAgentGame:
 
     A game adds `name`, `num_actions`, `max_steps`, `token_spec`, `observation_bounds`, `start_draws`, `initial`,
     `transition`, `observe`, `reward` and `signal_mask`; if it terminates, `terminated`; if chance enters a step,
-    `step_draws` and a `chance` that returns a `NamedTuple`. It may replace whatever is here.
+    `step_draws` and a `chance` that returns a `NamedTuple`; if it is drawn, `render_modes` and `scene`. It may replace
+    whatever is here.
     """
 
     name: ClassVar[str]

@@ -80,6 +80,33 @@ def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> 
     return None if given is None else core.admit(given, batch)
 
 
+def check_render_mode(core: Core, mode: Any, modes: tuple[str, ...]) -> None:
+    """Raise ValueError unless `mode` is None or one of the `modes` of the shell that the game has."""
+    allowed = (None, *(one for one in modes if one in core.render_modes))
+    try:
+        check_choice("render_mode", mode, allowed)
+    except ValueError as error:
+        needs = f"; to be drawn {core.name} must have `render_modes` and a method `scene`, see noisy_envs.cores.Core"
+        hint = "" if core.render_modes else needs
+        raise ValueError(f"{error}{hint}") from None
+
+
+def check_drawn(core: Core, state: Any, seeds: Array, numbers: Array) -> None:
+    """Raise ValueError if a starting state that the game itself drew, of B worlds, is over; one that is given may be.
+
+    On a GPU it waits for the device.
+    """
+    if not core.terminates:
+        return
+    over = as_numpy(core.terminated(state))
+    if over.any():
+        world = int(over.argmax())
+        raise ValueError(
+            f"{core.name}: episode {int(numbers[world])} of seed {int(seeds[world])} is over before its first step: "
+            "`initial` must draw states that are not `terminated`"
+        )
+
+
 def check_episode(number: Any) -> int | None:
     """Return the option `episode`, a number of 62 bits, which leaves room to play on, or None where it is not given."""
     if number is None:

@@ -9,9 +9,8 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
-from noisy_envs.options import check_choice
 from noisy_envs.randomness import episode_words, uniforms
-from noisy_envs.shells.common import check_episode, check_seed, check_start, fresh_seed
+from noisy_envs.shells.common import check_drawn, check_episode, check_render_mode, check_seed, check_start, fresh_seed
 
 RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
@@ -27,7 +26,7 @@ class Episode:
 
     def __init__(self, core: Core, learners: slice, render_mode: str | None) -> None:
         """Prepare to play `core`, of which `learners` are rewarded; nothing is drawn yet."""
-        check_choice("render_mode", render_mode, (None, *core.render_modes))
+        check_render_mode(core, render_mode, RENDER_MODES)
         self.core = core
         self.learners = learners
         self.render_mode = render_mode
@@ -56,6 +55,9 @@ class Episode:
 
         Options: `episode`, the number to start at; `state` or one of the game's own, what to start from. Others are
         ignored.
+
+        Raises:
+            ValueError, TypeError: naming what is not allowed; or the game drew a state that is over.
         """
         self.check_open()
         options = options or {}
@@ -66,12 +68,13 @@ class Episode:
             seed, following = self.seed, self.number + 1
         else:
             seed, following = fresh_seed() if seed is None else check_seed(seed), 0
-        self.seed, self.number = seed, following if number is None else number
-        self.clock, self.total_return = 0, 0.0
-        self._key = np.array([episode_words(self.seed, self.number)])
+        number = following if number is None else number
+        key = np.array([episode_words(seed, number)])
         if state is None:
-            state = self.core.initial(uniforms(self._key, np.zeros(1, np.int64), self.core.start_draws))
-        self.state = state
+            state = self.core.initial(uniforms(key, np.zeros(1, np.int64), self.core.start_draws))
+            check_drawn(self.core, state, np.array([seed]), np.array([number]))
+        self.seed, self.number, self.state, self._key = seed, number, state, key
+        self.clock, self.total_return = 0, 0.0
         self._judge()
 
     def advance(self, action: Array, chance: Any) -> list[float]:

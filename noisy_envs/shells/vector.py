@@ -21,7 +21,9 @@ from noisy_envs.registry import Game, core_class
 from noisy_envs.shells.common import (
     action_space,
     casting,
+    check_drawn,
     check_episode,
+    check_render_mode,
     check_reset_mask,
     check_start,
     driven,
@@ -100,12 +102,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         check_count("num_envs", num_envs, minimum=1, may_be_range=False)
         check_count("render_envs", render_envs, minimum=1, may_be_range=False)
         check_choice("backend", backend, ("numpy", "torch"))
-        check_choice("render_mode", render_mode, (None, "rgb_array"))
         check_flag("compile", compile)
         check_flag("copy", copy)
         if backend == "numpy" and (device is not None or compile):
             raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
         self.core: Core = build(core_class(game), options)
+        check_render_mode(self.core, render_mode, ("rgb_array",))
         self.num_envs, self.backend, self.render_mode, self.render_envs = num_envs, backend, render_mode, render_envs
         max_steps = self.core.max_steps
         if max_episode_steps is not None:
@@ -195,9 +197,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
         state = check_start(self.core, options, (self.num_envs,))
         seeds, numbers = next_episodes(seed, check_episode(options.get("episode")), *self.episodes)
+        self._begin(rows, seeds[rows], numbers[rows], state)
         if not isinstance(seed, Sequence):
             super().reset(seed=seed)
-        self._begin(rows, seeds[rows], numbers[rows], state)
         self._returns[rows] = 0.0
         tokens = self._observe(self._worlds.state)
         self._facts = self._describe(self._worlds.state, tokens)
@@ -380,6 +382,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._on_device = on_gpu(key) and self._prepared(key)
         if admitted is None:
             state = self.core.initial(uniforms(key, clock, self.core.start_draws))
+            check_drawn(self.core, state, seeds, numbers)
         else:
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
         worlds = Worlds(state, clock, self._array(seeds), self._array(numbers), key)
