@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it holds either its old or its new content, whenever the process dies."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file so that it holds either its old or its new content, whenever the process dies.
+
+    Raises:
+        OSError: naming the file.
+    """
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a new file to fill, which then takes the place of `path`, or is removed at an error.
+
+    What other processes left of theirs, when they were killed, is removed first; of those that live nothing is.
+
+    Raises:
+        OSError: naming `path`, also where the system names no file or but the new one.
+    """
+    with naming(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            with contextlib.suppress(OSError), left.open("r+b") as file:  # it is in use, or gone, or knows no locks
+                _lock(file.fileno())
+                left.unlink()
+        handle, part = _new_part(path)
+        try:
+            yield part
+            umask = os.umask(0)
+            os.umask(umask)
+            part.chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            handle.close()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this file: of a full disk it names none."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _new_part(path: Path) -> tuple[IO[bytes], Path]:
+    """Make a file beside `path`, locked until it is closed (not on Windows, which renames no open file)."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        file = os.fdopen(handle, "r+b")
+        if sys.platform == "win32":
+            file.close()
+            return file, Path(name)
+        with contextlib.suppress(OSError):  # the file system knows no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if Path(name).exists():  # another process may have taken it for left before it was locked
+            return file, Path(name)
+        file.close()
 
 
 def new_folder(parent: Path, name: str) -> Path:

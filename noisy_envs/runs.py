@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.files import lock, new_folder, write_atomically  # noqa: F401  agents import this module alone
+from noisy_envs.files import lock, naming, new_folder, write_atomically  # noqa: F401  agents import this module alone
 from noisy_envs.pictures import (  # noqa: F401  too
     check_video_path,
     plot_curve,
@@ -129,7 +129,7 @@ class Metrics:
         row = {"global_step": step, **values}
         self._check(row)
         self.rows.append(row)
-        with self.path.open("a", newline="") as file:
+        with naming(self.path), self.path.open("a", newline="") as file:
             file.write(self._text([row], header=False))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
