@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -834,12 +833,13 @@ def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
     content: Any = runs.load_checkpoint(checkpoint_path(folder))
     saved = content.get("args") if isinstance(content, dict) else None
-    if not isinstance(saved, dict):
-        raise ValueError(f"{checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
+    if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
+        raise ValueError(f"{checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings, or no weights")
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
-    return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+    with runs.taking_up(checkpoint_path(folder)):
+        return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
 
 
 def checkpoint_path(given: Path) -> Path:
@@ -992,7 +992,8 @@ class Trainer:
         self.tracker: Any = None
         try:
             if args.resume is not None:
-                self.load(checkpoint_path(args.resume))
+                with runs.taking_up(checkpoint_path(args.resume)):
+                    self.load(checkpoint_path(args.resume))
             if args.track and RANK == 0:
                 name, resumed = self.folder.name, args.resume is not None
                 self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
@@ -1300,8 +1301,10 @@ def train(args: Args) -> dict[str, Any]:
         trainer.close()
         if RANK == 0:
             print(f"{trainer.folder} is finished: see curve.png, metrics.csv and summary.json there")
-        finished: dict[str, Any] = json.loads(summary_path.read_text())
-        return finished
+        try:
+            return runs.read_summary(summary_path)
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"error: {error}") from None
     if RANK == 0:
         at = "" if args.resume is None else f", going on from step {trainer.step:,}"
         print(f"run: {trainer.folder}, {args.total_timesteps:,} steps by the preset {args.preset!r}{at}")

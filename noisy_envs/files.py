@@ -34,10 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: naming `path`, also where the system names no file or but the new one.
     """
     with naming(path):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-            with contextlib.suppress(OSError), left.open("r+b") as file:  # it is in use, or gone, or knows no locks
-                _lock(file.fileno())
-                left.unlink()
+        _remove_left(path.parent, f".{glob.escape(path.name)}.*.part")
         handle, part = _new_part(path)
         try:
             yield part
@@ -61,6 +58,14 @@ def naming(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _remove_left(folder: Path, pattern: str) -> None:
+    """Remove the new files that processes left when they were killed; those of processes that live are locked."""
+    for left in folder.glob(pattern):
+        with contextlib.suppress(OSError), left.open("r+b") as file:  # it is in use, or gone, or knows no locks
+            _lock(file.fileno())
+            left.unlink()
 
 
 def _new_part(path: Path) -> tuple[IO[bytes], Path]:
@@ -95,19 +100,28 @@ def lock(folder: Path) -> IO[bytes]:
     """Keep every other process that asks for this lock from a folder, until the returned file is closed.
 
     The system locks the file `.lock` and frees it when the process ends, however it ends; the file stays, and blocks
-    nobody. A file system that knows no locks gives none. Use it as `with lock(folder): …`.
+    nobody; it holds the id of the process that locked it last. A file system that knows no locks gives none. What
+    killed processes left half written in the folder is removed. Use it as `with lock(folder): …`.
 
     Raises:
-        BlockingIOError: another process holds the folder.
+        BlockingIOError: another process holds the folder, naming it.
     """
-    file = (folder / ".lock").open("ab")
+    file = (folder / ".lock").open("a+b", buffering=0)
     try:
         _lock(file.fileno())
     except (BlockingIOError, PermissionError):  # the latter on Windows
-        file.close()
-        raise BlockingIOError(f"{folder} is in use by another process; wait until that ends, or stop it") from None
+        holder = ""
+        with file, contextlib.suppress(OSError):  # Windows lets nobody read what is locked
+            file.seek(0)
+            holder = file.read(20).decode(errors="replace").strip()
+        told = f"another process, {holder}" if holder.isdecimal() else "another process"
+        raise BlockingIOError(f"{folder} is in use by {told}; wait until that ends, or stop it") from None
     except OSError:  # a run on such a file system is better than none
         pass
+    with contextlib.suppress(OSError):  # a full disk is told where something is lost
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+    _remove_left(folder, ".*.part")
     return file
 
 

@@ -11,6 +11,7 @@ depend on nothing else but the kind of device. `B` sets, `N` vectors, `D` featur
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -101,8 +102,8 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
         folder.mkdir(parents=True, exist_ok=True)
         _write(sets, path, workers)
     try:
-        values = np.load(path, mmap_mode="c")  # changes, of which there are none, would not reach the file
-    except (ValueError, EOFError) as error:
+        values = np.lib.format.open_memmap(path, mode="c")  # changes, of which there are none, do not reach the file
+    except (ValueError, EOFError, OverflowError) as error:
         raise ValueError(f"{path} is no file of sets ({error}): delete it, and it is written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:
         raise ValueError(f"{path} holds {values.dtype} {values.shape}, not float32 {sets[:3]}: delete it")
@@ -113,6 +114,9 @@ def _write(sets: Sets, path: Path, workers: int) -> None:
     """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
     with replacing(path) as part:
         values = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=sets[:3])
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process later
+            with part.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
 
         def fill(block: int) -> None:
             drawn = values[block * BLOCK : (block + 1) * BLOCK]
