@@ -312,7 +312,8 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
     summary = cell.summary()
     if summary is None:
         return False
-    recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
+    with runs.taking_up((cell.run() or cell.folder) / "summary.json"):
+        recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
     asked = {**settings(words), "env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
     asked["num_noise"] = "" if cell.level.num_noise is None else str(cell.level.num_noise)
     for name, value in asked.items():

@@ -143,7 +143,7 @@ def test_a_half_line_of_metrics_is_dropped_and_written_again(ppo, run):
 @pytest.mark.parametrize("count", [4, 10])
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path, count):
     started = [start(*TINY, "--total-timesteps", 64, "--run-dir", tmp_path) for _ in range(count)]
-    told = [process.communicate(timeout=300)[0] for process in started]
+    told = [process.communicate(timeout=900)[0] for process in started]
     assert [process.returncode for process in started] == [0] * count, told
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == count and all((folder / "summary.json").exists() for folder in folders)
