@@ -17,7 +17,6 @@ macOS; the machines of a Ray cluster must see OUT and this checkout under the sa
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shlex
@@ -161,7 +160,7 @@ class Cell(NamedTuple):
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of its finished run, or None."""
         path = (self.run() or self.folder) / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return runs.read_summary(path) if path.is_file() else None
 
 
 class Outcome(NamedTuple):
@@ -292,7 +291,7 @@ def claim(out: Path, words: list[str], command: str, draw_only: bool) -> list[st
     if not begun or not path.exists():  # words that no agent took, mistyped perhaps, bind nobody
         out.mkdir(parents=True, exist_ok=True)
         runs.write_summary(path, {"command": command, "words": words, "commit": runs.commit()})
-    recorded: list[str] = json.loads(path.read_text())["words"]
+    recorded: list[str] = runs.read_summary(path).get("words", [])
     there, asked = settings(recorded), settings(words)
     names = [name for name in {**there, **asked} if there.get(name) != asked.get(name)]
     if names and (words or not draw_only):
@@ -314,7 +313,8 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
     summary = cell.summary()
     if summary is None:
         return False
-    recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
+    with runs.taking_up((cell.run() or cell.folder) / "summary.json"):
+        recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
     asked = {**settings(words), "env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
     asked["num_noise"] = "" if cell.level.num_noise is None else str(cell.level.num_noise)
     for name, value in asked.items():
@@ -589,13 +589,17 @@ def main(argv: Sequence[str]) -> None:
             results.plot_panels(args.out / "beside.png", panels_beside(args))
         command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
         found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from None
+        runs.write_summary(args.out / "results.json", found)
+        runs.write_atomically(args.out / "table.md", results.tabulate(found))
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        full = isinstance(error, OSError) and error.errno is not None  # the system's, not a word of ours
+        hint = "; once that is mended, go on with the same command" if full else ""
+        raise SystemExit(f"error: {error}{hint}") from None
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
         raise SystemExit(runs.STOPPED) from None
-    runs.write_summary(args.out / "results.json", found)
-    runs.write_atomically(args.out / "table.md", results.tabulate(found))
     if args.draw_only or any(cell.summary() for cell in cells):
         print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:

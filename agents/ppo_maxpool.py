@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -837,14 +836,16 @@ def parse(argv: Sequence[str]) -> Args:
 
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
-    content: Any = runs.load_checkpoint(runs.checkpoint_path(folder))
+    path = runs.checkpoint_path(folder)
+    content: Any = runs.load_checkpoint(path)
     saved = content.get("args") if isinstance(content, dict) else None
-    if not isinstance(saved, dict):
-        raise ValueError(f"{runs.checkpoint_path(folder)} is no checkpoint of an agent: it holds no settings")
+    if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
+        raise ValueError(f"{path} is no checkpoint of an agent: it holds no settings, or no weights")
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
-    return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+    with runs.taking_up(path):
+        return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
 
 
 def check_resumed(saved: Args, args: Args) -> None:
@@ -992,7 +993,9 @@ class Trainer:
         self.tracker: Any = None
         try:
             if args.resume is not None:
-                self.load(runs.checkpoint_path(args.resume))
+                path = runs.checkpoint_path(args.resume)
+                with runs.taking_up(path):
+                    self.load(path)
             if args.track and RANK == 0:
                 name, resumed = self.folder.name, args.resume is not None
                 self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
@@ -1299,12 +1302,12 @@ def finished(args: Args) -> dict[str, Any] | None:
         return None
     path = runs.checkpoint_path(args.resume)
     content = runs.load_checkpoint(path)
-    load_weights(plain_agent(args, make_envs(args, 1, "evaluate")[0]), path, content)
-    step, *_ = content["progress"]
+    with runs.taking_up(path):
+        load_weights(plain_agent(args, make_envs(args, 1, "evaluate")[0]), path, content)
+        step, *_ = content["progress"]
     if step + args.num_envs * args.num_steps * num_learners(args) <= args.total_timesteps:
         return None
-    summary: dict[str, Any] = json.loads((args.resume / "summary.json").read_text())
-    return summary
+    return runs.read_summary(args.resume / "summary.json")
 
 
 def pace(args: Args) -> str:

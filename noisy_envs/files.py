@@ -2,29 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it holds either its old or its new content, whenever the process dies."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file so that it holds either its old or its new content, whenever the process dies.
+
+    Raises:
+        OSError: naming the file.
+    """
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a new file to fill, which then takes the place of `path`, or is removed at an error.
+
+    What other processes left of theirs, when they were killed, is removed first; of those that live nothing is.
+
+    Raises:
+        OSError: naming `path`, also where the system names no file or but the new one.
+    """
+    with naming(path):
+        _remove_left(path.parent, f".{glob.escape(path.name)}.*.part")
+        handle, part = _new_part(path)
+        try:
+            yield part
+            umask = os.umask(0)
+            os.umask(umask)
+            part.chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            handle.close()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this file: of a full disk it names none."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _remove_left(folder: Path, pattern: str) -> None:
+    """Remove the new files that processes left when they were killed; those of processes that live are locked."""
+    for left in folder.glob(pattern):
+        with contextlib.suppress(OSError), left.open("r+b") as file:  # it is in use, or gone, or knows no locks
+            _lock(file.fileno())
+            left.unlink()
+
+
+def _new_part(path: Path) -> tuple[IO[bytes], Path]:
+    """Make a file beside `path`, locked until it is closed (not on Windows, which renames no open file)."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        file = os.fdopen(handle, "r+b")
+        if sys.platform == "win32":
+            file.close()
+            return file, Path(name)
+        with contextlib.suppress(OSError):  # the file system knows no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if Path(name).exists():  # another process may have taken it for left before it was locked
+            return file, Path(name)
+        file.close()
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -44,19 +100,28 @@ def lock(folder: Path) -> IO[bytes]:
     """Keep every other process that asks for this lock from a folder, until the returned file is closed.
 
     The system locks the file `.lock` and frees it when the process ends, however it ends; the file stays, and blocks
-    nobody. A file system that knows no locks gives none. Use it as `with lock(folder): …`.
+    nobody; it holds the id of the process that locked it last. A file system that knows no locks gives none. What
+    killed processes left half written in the folder is removed. Use it as `with lock(folder): …`.
 
     Raises:
-        BlockingIOError: another process holds the folder.
+        BlockingIOError: another process holds the folder, naming it.
     """
-    file = (folder / ".lock").open("ab")
+    file = (folder / ".lock").open("a+b", buffering=0)
     try:
         _lock(file.fileno())
     except (BlockingIOError, PermissionError):  # the latter on Windows
-        file.close()
-        raise BlockingIOError(f"{folder} is in use by another process; wait until that ends, or stop it") from None
+        holder = ""
+        with file, contextlib.suppress(OSError):  # Windows lets nobody read what is locked
+            file.seek(0)
+            holder = file.read(20).decode(errors="replace").strip()
+        told = f"another process, {holder}" if holder.isdecimal() else "another process"
+        raise BlockingIOError(f"{folder} is in use by {told}; wait until that ends, or stop it") from None
     except OSError:  # a run on such a file system is better than none
         pass
+    with contextlib.suppress(OSError):  # a full disk is told where something is lost
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+    _remove_left(folder, ".*.part")
     return file
 
 

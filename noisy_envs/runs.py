@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.files import lock, new_folder, write_atomically  # noqa: F401  agents import this module alone
+from noisy_envs.files import lock, naming, new_folder, write_atomically  # noqa: F401  agents import this module alone
 from noisy_envs.pictures import (  # noqa: F401  too
     check_video_path,
     plot_curve,
@@ -129,7 +129,7 @@ class Metrics:
         row = {"global_step": step, **values}
         self._check(row)
         self.rows.append(row)
-        with self.path.open("a", newline="") as file:
+        with naming(self.path), self.path.open("a", newline="") as file:
             file.write(self._text([row], header=False))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
@@ -285,6 +285,20 @@ def from_tuples(like: Any, saved: Any) -> Any:
     return type(like)(*map(from_tuples, like, saved))
 
 
+@contextlib.contextmanager
+def taking_up(path: Path) -> Iterator[None]:
+    """Let a file that lacks parts, or holds strange ones, end as ValueError that names it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        if str(path) in str(error):  # which tells already what is wrong
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{path} is not what this program wrote ({type(error).__name__}: {reason}); take another, or begin anew"
+        ) from error
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint onto the CPU, without running code from it.
 
@@ -298,7 +312,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen types for a damaged file
-        raise ValueError(f"{path} is no checkpoint of an agent, or damaged ({type(error).__name__})") from error
+        raise ValueError(
+            f"{path} is no checkpoint of an agent, or damaged ({type(error).__name__}); take another, or begin anew"
+        ) from error
     return content
 
 
@@ -316,6 +332,22 @@ def _plain(value: Any) -> Any:
 def write_summary(path: Path, content: dict[str, Any]) -> None:
     """Write a summary as JSON; what JSON lacks, NaN and infinity, becomes null."""
     write_atomically(path, json.dumps(_plain(content), indent=2, default=str) + "\n")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object, as `write_summary` writes it.
+
+    Raises:
+        ValueError: it is damaged, or something else, naming it.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # of bytes that are no text, too
+        raise ValueError(f"{path} is damaged ({error}): delete it, and it is written again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (it holds no object): delete it, and it is written again")
+    return found
 
 
 def bootstrap_interval(

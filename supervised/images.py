@@ -36,6 +36,7 @@ NAMES = ("cifar10", "cifar100", "fashion-mnist", "digits")
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts its files
+LARGEST = 2**28  # bytes of an unpacked file or member, 256 MiB; CIFAR-100's largest has 154 million
 PATIENCE = 4.0  # seconds without an answer, or without more of it, after which a download fails
 
 
@@ -228,11 +229,17 @@ def _cifar(archive: Archive, data_dir: Path, download: bool) -> Images:
     path = data_dir / archive.file
     packed = _read(path, CIFAR_URL + archive.file, archive.md5, download)
     members = {}
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
-        for member in tar:
-            if (name := PurePosixPath(member.name).name) in archive.train + archive.test:
-                file = tar.extractfile(member)
-                members[name] = file.read() if file else b""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
+            for member in tar:  # read into memory alone, wherever its name would put it; links are no data
+                name = PurePosixPath(member.name).name
+                file = tar.extractfile(member) if member.isfile() else None
+                if file is not None and name in archive.train + archive.test:
+                    if member.size > LARGEST:
+                        raise ValueError(f"{path}: {name} promises {member.size} bytes, more than {LARGEST}")
+                    members[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no whole archive: {error}") from error
     train, test = (_records(members, names, archive, path) for names in (archive.train, archive.test))
     return Images(*train, *test, num_classes=archive.num_classes, flip=True)
 
@@ -328,9 +335,13 @@ def _unpack(data: bytes, path: Path) -> bytes:
     if path.suffixes != [".gz"]:
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.open(io.BytesIO(data)) as file:
+            content = file.read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is incomplete or no gzip file: {error}") from error
+    if len(content) > LARGEST:
+        raise ValueError(f"{path} unpacks to more than {LARGEST} bytes: it is another file")
+    return content
 
 
 def _fetch(url: str, path: Path) -> bytes:

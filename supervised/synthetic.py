@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from noisy_envs.files import replacing
 
 BLOCK = 1000  # sets drawn by one generator
 VERSION = 1  # of the values; part of the file's name
@@ -101,8 +102,8 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
         folder.mkdir(parents=True, exist_ok=True)
         _write(sets, path, workers)
     try:
-        values = np.load(path, mmap_mode="c")  # changes, of which there are none, would not reach the file
-    except (ValueError, EOFError) as error:
+        values = np.lib.format.open_memmap(path, mode="c")  # changes, of which there are none, do not reach the file
+    except (ValueError, EOFError, OverflowError) as error:
         raise ValueError(f"{path} is no file of sets ({error}): delete it, and it is written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:
         raise ValueError(f"{path} holds {values.dtype} {values.shape}, not float32 {sets[:3]}: delete it")
@@ -111,23 +112,19 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
 
 def _write(sets: Sets, path: Path, workers: int) -> None:
     """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    os.close(handle)
-    try:
-        values = np.lib.format.open_memmap(name, mode="w+", dtype=np.float32, shape=sets[:3])
+    with replacing(path) as part:
+        values = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=sets[:3])
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process later
+            with part.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
 
         def fill(block: int) -> None:
-            part = values[block * BLOCK : (block + 1) * BLOCK]
-            part[:] = draw_block(sets, block)[: len(part)].numpy()
+            drawn = values[block * BLOCK : (block + 1) * BLOCK]
+            drawn[:] = draw_block(sets, block)[: len(drawn)].numpy()
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
         values.flush()
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def nearest(sets: Tensor, k: int) -> Tensor:

@@ -173,7 +173,9 @@ def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
         print("stopped; go on with the same command", file=sys.stderr)
         raise SystemExit(runs.STOPPED) from None
     except (ValueError, OSError, FloatingPointError) as error:
-        raise SystemExit(f"error: {error}") from None
+        full = isinstance(error, OSError) and error.errno is not None  # the system's, not a word of ours
+        hint = "; once that is mended, go on with the same command" if full else ""
+        raise SystemExit(f"error: {error}{hint}") from None
 
 
 def check(args: Args, known_pools: Sequence[str]) -> None:
@@ -245,13 +247,14 @@ class Run:
         """Take up a checkpoint.
 
         Raises:
-            ValueError: it is of other settings, naming them.
+            ValueError: it is of other settings, naming them, or no checkpoint.
         """
         content = runs.load_checkpoint(path)
-        check_settings(path, content["settings"], settings)
-        self.network.load_state_dict(content["network"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.rows, self.best = content["rows"], content["best"]
+        with runs.taking_up(path):
+            check_settings(path, content["settings"], settings)
+            self.network.load_state_dict(content["network"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.rows, self.best = content["rows"], content["best"]
 
 
 def check_settings(path: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -422,12 +425,10 @@ def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
     path = cell.folder(args.out) / "summary.json"
     if not path.exists():
         return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        settings = found["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and it is written again") from None
-    check_settings(path, settings, settings_of(args, cell))
+    found = runs.read_summary(path)
+    if not isinstance(found.get("settings"), dict):
+        raise ValueError(f"{path} is damaged (it holds no settings): delete it, and it is written again")
+    check_settings(path, found["settings"], settings_of(args, cell))
     return found
 
 

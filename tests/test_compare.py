@@ -1,5 +1,6 @@
 """Comparing heads: what is missing runs, and no more; what is killed resumes; what fails is told; numbers by hand."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
-from noisy_envs import results
+from noisy_envs import results, runs
 
 ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
@@ -150,6 +151,26 @@ def test_every_cell_runs_once_and_a_second_call_runs_nothing(field, capsys):
     assert "12 runs, 12 of them done before" in capsys.readouterr().out
     field.run(seeds="1234")
     assert len(field.calls()) == 4
+
+
+def test_a_full_disk_ends_with_one_line_that_names_the_file(field, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(runs, "write_atomically", full)
+    told = r"^error: \[Errno 28\] .*command\.json'; once that is mended, go on with the same command$"
+    with pytest.raises(SystemExit, match=told):
+        field.run()
+    assert not field.calls()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_summary_of_something_else_is_named(field, text):
+    field.run(seeds="1", heads=("avgpool",), levels=(CLEAN,))
+    (path,) = field.out.glob("*/*/*/*/summary.json")
+    path.write_text(text)
+    with pytest.raises(SystemExit, match=rf"^error: {re.escape(str(path))} is (damaged|not what this program wrote)"):
+        field.run(seeds="1", heads=("avgpool",), levels=(CLEAN,))
 
 
 def test_the_tables_numbers_by_hand(field):

@@ -109,6 +109,49 @@ def test_a_damaged_archive_is_refused(cifar, monkeypatch):
     assert path.read_bytes() == whole  # refused, not removed
 
 
+@pytest.mark.parametrize("name", ["../{}", "/tmp/{}", "a/../../{}"])
+def test_a_member_with_a_strange_path_is_written_nowhere(cifar, monkeypatch, tmp_path, name):
+    data_set, _, contents, _ = cifar
+    pack(monkeypatch, tmp_path, data_set, {name.format(member): data for member, data in contents.items()})
+    before = sorted(tmp_path.rglob("*"))
+    assert len(images.load(data_set, tmp_path).train)
+    assert sorted(tmp_path.rglob("*")) == before and not (Path("/tmp") / next(iter(contents))).exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_file_is_refused(cifar, monkeypatch, kind):
+    data_set, path, contents, _ = cifar
+    member = next(iter(contents))
+    with tarfile.open(path, "w:gz") as tar:
+        info = tarfile.TarInfo(member)
+        info.type, info.linkname = kind, "/etc/passwd"
+        tar.addfile(info)
+    expect(monkeypatch, data_set, path.read_bytes())
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} has no "):
+        images.load(data_set, path.parent)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(2**20, " is no whole archive: unexpected end of data"), (2**60, f": .* promises {2**60} bytes")]
+)
+def test_a_member_that_promises_more_than_follows_is_refused(cifar, monkeypatch, size, told):
+    data_set, path, contents, _ = cifar
+    info = tarfile.TarInfo(next(iter(contents)))
+    info.size = size
+    path.write_bytes(gzip.compress(info.tobuf() + bytes(512)))
+    expect(monkeypatch, data_set, path.read_bytes())
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}{told}"):
+        images.load(data_set, path.parent)
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(fashion, tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "LARGEST", 10**6)
+    arrays, write = fashion
+    path = write(tmp_path / "data", next(iter(arrays)), bytes(10**6 + 1), ".gz")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} unpacks to more than 1000000 bytes"):
+        images.load("fashion-mnist", tmp_path / "data")
+
+
 def test_a_missing_member_is_refused(cifar, monkeypatch):
     name, path, contents, _ = cifar
     for gone in MEMBERS[name]:

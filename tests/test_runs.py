@@ -129,7 +129,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
         cwd=Path(__file__).parents[1],
     ) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BlockingIOError, match="in use"):
+        with pytest.raises(BlockingIOError, match=f"in use by another process, {holder.pid}; wait"):
             runs.lock(tmp_path)
         holder.kill()
         holder.wait()

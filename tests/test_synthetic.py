@@ -1,6 +1,9 @@
 """The synthetic sets: the same however they are drawn, kept whole on the disk, spread as the paper's appendix says."""
 
+import errno
+import io
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -106,6 +109,59 @@ synthetic.load_sets(synthetic.Sets(2300, 4, 5, 7), Path(sys.argv[1]), workers=1)
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) and not (tmp_path / SMALL.file_name).exists()
     assert torch.equal(synthetic.load_sets(SMALL, tmp_path), synthetic.draw_sets(SMALL))
+    assert [path.name for path in tmp_path.iterdir()] == [SMALL.file_name]  # what the killed one left is gone
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system gives room as it is used")
+def test_a_full_disk_is_told_before_anything_is_drawn(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(tmp_path / SMALL.file_name))}'"):
+        synthetic.load_sets(SMALL, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+class Evil:
+    """A pickle that would make a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+def lying(shape):
+    """The start of a file whose header promises more than follows."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue() + bytes(64)
+
+
+def saved(save, values):
+    """The bytes that NumPy writes."""
+    file = io.BytesIO()
+    save(file, values)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lying((2300, 4, 5)),
+        lying((10**12, 10**12, 10**12)),
+        lying((-1, 4, 5)),
+        saved(np.save, np.array([Evil()], object)),
+        saved(np.savez, np.zeros(3)),
+        pickle.dumps(Evil()),
+    ],
+    ids=["lying", "overflowing", "negative", "objects", "archive", "pickle"],
+)
+def test_a_crafted_file_is_refused_and_runs_nothing(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SMALL.file_name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{re.escape(SMALL.file_name)} .*delete it"):
+        synthetic.load_sets(SMALL, tmp_path)
+    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut header", "cut", "text"])

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -361,7 +362,38 @@ def test_a_damaged_checkpoint_is_refused_and_a_deleted_one_begins_anew(tmp_path,
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+@pytest.mark.parametrize("content", [{"args": {}, "agent": {}}, torch.zeros(2), [1], {"settings": None}])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
+    path = CELL.folder(tmp_path) / "checkpoint.pt"
+    path.parent.mkdir(parents=True)
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote"):
+        training.train(Fake(), CELL, settings(tmp_path))
+
+
+def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, monkeypatch):
+    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    args = settings(tmp_path / "full")
+    with pytest.raises(KeyboardInterrupt):
+        training.train(Fake(stop_at=15), CELL, args)
+    path = CELL.folder(args.out) / "checkpoint.pt"
+    before = path.read_bytes()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(SystemExit) as error:
+            training.guard(lambda _: training.train(Fake(), CELL, args) and None, [])
+    told = f"error: [Errno {errno.ENOSPC}] No space left on device: '{path}'; once that is mended, go on with the same"
+    assert str(error.value) == f"{told} command" and path.read_bytes() == before
+    training.train(Fake(), CELL, args)
+    assert_same_run(tmp_path / "whole", tmp_path / "full")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", "[" * 100_000])
 def test_a_damaged_summary_is_named(tmp_path, text):
     args = settings(tmp_path)
     training.run_all(args, ["max"], lambda args, column: Fake())
