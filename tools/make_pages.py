@@ -51,7 +51,7 @@ def overview() -> str:
         "kinds in their names: the paper's experiments, with its settings, and MPE's game.\n",
         f"The {made['policy']}, which sees the state, plays each of them: `python {made['script']}`, seed "
         f"{made['seed']} (of ids that play alike, the next), commit {made['commit']}. Signal and noise differ in "
-        "lightness and shape, not in hue alone. In BoxWorld's films borders mark tokens, the widest its own.\n",
+        "lightness and shape, not in hue alone. In BoxWorld's films borders mark tokens, the widest the agent's.\n",
     ]
     for game, core in CORES.items():
         parts += [f"## {core.__name__}\n", f"{summary(core)} [All about it]({game}.md).\n", '<div class="gallery">']
