@@ -99,7 +99,7 @@ class Level(NamedTuple):
     @property
     def name(self) -> str:
         """Name it as a folder."""
-        return self.env_id.split("/")[-1] + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        return registry.short_name(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
     def options(self) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from typing import Any
 
 import gymnasium
@@ -12,7 +14,7 @@ from noisy_envs.cores.simple_tag import MPE, SimpleTag
 from noisy_envs.options import check_choice, did_you_mean
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
-Game = str | type  # a key of CORES, or a core's class, which may be a user's own
+Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
 # predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
@@ -58,10 +60,25 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
     return FOREIGN, {}
 
 
+def short_name(env_id: str) -> str:
+    """Return an id without module and namespace, of letters that the name of a file may have on any system."""
+    return re.sub(r"[^\w.-]", "-", re.split("[/:]", env_id)[-1])
+
+
 def core_class(game: Game) -> type:
-    """Return the class of a game's rules."""
+    """Return the class of a game's rules.
+
+    Raises:
+        ValueError: it is neither one of ours nor "module:Class".
+        ImportError: there is no such module.
+        AttributeError: it has no such class.
+    """
     if not isinstance(game, str):
         return game
+    if ":" in game:
+        module, name = game.split(":", 1)
+        found: type = getattr(importlib.import_module(module), name)
+        return found
     check_choice("game", game, tuple(CORES))
     return CORES[game]
 
