@@ -1385,7 +1385,7 @@ def train(args: Args) -> dict[str, Any]:
         trainer.close()
         if RANK == 0:
             print(f"{trainer.folder} is finished: see curve.png, metrics.csv and summary.json there")
-        finished: dict[str, Any] = json.loads(summary_path.read_text())
+        finished: dict[str, Any] = json.loads(summary_path.read_text(encoding="utf-8"))
         return finished
     if RANK == 0:
         at = "" if args.resume is None else f", going on from step {trainer.step:,}"

@@ -110,19 +110,11 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
 
 
 def _write(sets: Sets, path: Path, workers: int) -> None:
-    """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
+    """Make the file; Windows renames none that is open or mapped."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     os.close(handle)
     try:
-        values = np.lib.format.open_memmap(name, mode="w+", dtype=np.float32, shape=sets[:3])
-
-        def fill(block: int) -> None:
-            part = values[block * BLOCK : (block + 1) * BLOCK]
-            part[:] = draw_block(sets, block)[: len(part)].numpy()
-
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
-        values.flush()
+        _fill(sets, name, workers)
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
@@ -152,3 +144,16 @@ def centroids(sets: Tensor, k: int, batch: int = 10_000) -> Tensor:
         index = nearest(some, k).unsqueeze(2).expand(-1, -1, some.shape[2])
         found.append(some.gather(1, index).mean(dim=1))
     return torch.cat(found)
+
+
+def _fill(sets: Sets, name: str, workers: int) -> None:
+    """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
+    values = np.lib.format.open_memmap(name, mode="w+", dtype=np.float32, shape=sets[:3])
+
+    def fill(block: int) -> None:
+        part = values[block * BLOCK : (block + 1) * BLOCK]
+        part[:] = draw_block(sets, block)[: len(part)].numpy()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
+    values.flush()

@@ -421,7 +421,7 @@ def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         settings = found["settings"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, and it is written again") from None
@@ -524,7 +524,7 @@ def stops_noted() -> Iterator[list[int]]:
 @contextmanager
 def interrupts_later() -> Iterator[None]:
     """Hold Ctrl-C back, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -33,7 +33,7 @@ log = logging.getLogger("mkdocs.site_hook")
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the pages of files outside docs/."""
     for source, page in PAGES.items():
-        text = (ROOT / source).read_text()
+        text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".cff"):
             text = f"# Citation\n\nPlease cite the paper, and this software, by `{source}`:\n\n```yaml\n{text}```\n"
         files.append(File.generated(config, page, content=text))
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
         programs = sorted((ROOT / folder).glob("*.py"))
         lines = [f"# {folder.capitalize()}\n", "| program | what it does |", "|---|---|"]
         for path in programs:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             said = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
             said = re.sub(r"([|\[])", r"\\\1", said)
             lines.append(f"| [{path.name}]({path.name}.md) | {said} |")
