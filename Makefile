@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-lowest test-newest lint types docs wheel lock audit benchmark clean
+.PHONY: help demo test test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
@@ -30,8 +30,10 @@ lint: $(VENV)/dev  ## ruff, and the agents' copies
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_copies.py
 
-types: $(VENV)/dev  ## mypy, also as on Windows and macOS
+types: $(VENV)/dev  ## mypy
 	$(BIN)/mypy
+
+types-platforms: $(VENV)/dev  ## mypy as on Windows and macOS, minutes
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 

@@ -143,10 +143,10 @@ def play(script: Path, words: list[str], log: Path) -> None:
 
 def start(trainer: Trainer, root: Path) -> BaseProcess:
     """Start a process of a trainer, or let it go on."""
-    context = multiprocessing.get_context("forkserver")
+    context: Any = multiprocessing.get_context("forkserver")  # which Windows lacks
     context.set_forkserver_preload(IMPORTED)
     arguments = (trainer.script, trainer.command(root), root / "log.txt")
-    process = context.Process(target=play, args=arguments, daemon=True)
+    process: BaseProcess = context.Process(target=play, args=arguments, daemon=True)
     process.start()
     return process
 

@@ -76,8 +76,9 @@ def _new_part(path: Path) -> tuple[IO[bytes], Path]:
         if sys.platform == "win32":
             file.close()
             return file, Path(name)
-        with contextlib.suppress(OSError):  # the file system knows no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        else:
+            with contextlib.suppress(OSError):  # the file system knows no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
         if Path(name).exists():  # another process may have taken it for left before it was locked
             return file, Path(name)
         file.close()
