@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow lint types docs wheel benchmark clean
+.PHONY: help demo test test-slow test-lowest test-newest lint types docs wheel lock audit benchmark clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
@@ -14,25 +14,52 @@ test: $(VENV)/dev  ## run the tests
 test-slow: $(VENV)/dev  ## run the learning checks, minutes
 	$(BIN)/python -m pytest -m slow
 
+# Old releases call what newer ones of their own dependencies announce to remove: that is no error there.
+test-lowest: $(BIN)/uv  ## run the tests with the lowest direct dependencies that pyproject.toml allows, in build/lowest
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct -e ".[dev]"
+	build/lowest/bin/python -m pytest -n 2 -m "not slow" -W default::DeprecationWarning -W default::PendingDeprecationWarning
+
+test-newest: $(BIN)/uv  ## run the tests with the newest dependencies that it allows, in build/newest
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/newest
+	$(BIN)/uv pip install --quiet --python build/newest --upgrade -e ".[dev]"
+	build/newest/bin/python -m pytest -n 2 -m "not slow"
+
 lint: $(VENV)/dev  ## ruff, and the agents' copies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_copies.py
 
-types: $(VENV)/dev  ## mypy
+types: $(VENV)/dev  ## mypy, also as on Windows and macOS
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 # Without --quiet, which would hide warnings from --strict too.
 docs: $(VENV)/docs  ## build the documentation: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Build the wheel, and test it from a folder and an environment that know nothing of the checkout.
-wheel: $(VENV)/dev  ## build the wheel and test it from outside the checkout
-	rm -rf dist build
-	$(BIN)/python -m build --wheel
+# The sdist is the checkout, all of it and no more. Each is tested from a folder and an environment that know nothing of the checkout.
+wheel: $(VENV)/dev  ## build sdist and wheel and test both from outside the checkout
+	rm -rf dist build/wheel build/sdist
+	mkdir -p build
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	git ls-files | sort > build/checkout.txt
+	tar -tzf dist/*.tar.gz | sed 's,^[^/]*/,,' | grep -vx PKG-INFO | sort | diff build/checkout.txt -
 	$(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/python -m pip install --quiet dist/*.whl pytest
 	cd build && wheel/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/installed_wheel.py
+	$(PYTHON) -m venv --clear build/sdist
+	build/sdist/bin/python -m pip install --quiet dist/*.tar.gz pytest
+	cd build && sdist/bin/python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --rootdir . ../tests/installed_wheel.py
+
+lock: $(BIN)/uv  ## renew requirements-dev.txt: exact versions and hashes of all that development needs
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--extra dev --custom-compile-command "make lock" --output-file requirements-dev.txt pyproject.toml
+
+audit: $(BIN)/uv  ## look the locked versions up among the known vulnerabilities; needs a network
+	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement requirements-dev.txt
 
 benchmark: $(VENV)/dev  ## speed on this machine, beside the peers that are installed
 	$(BIN)/python benchmarks/env_speed.py
@@ -46,6 +73,9 @@ clean:  ## remove .venv, dist and build
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/uv: | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/agents: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[agents]"

@@ -29,7 +29,7 @@ from concurrent import futures
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 import tyro
@@ -329,7 +329,8 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
 def locked(folder: Path, stop: Stop) -> Iterator[int | None]:
     """Hold the lock of a folder and yield its descriptor, or None if the user stops the waiting for it.
 
-    An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run.
+    An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run (on Windows
+    it inherits none; there the lock of its own folder refuses the other).
     """
     file = None
     while file is None and not stop.times:
@@ -359,7 +360,7 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
         return outcome("")
     if stop.times or code == runs.STOPPED:
         return outcome("stopped")
-    told = reason(cell.log.read_text(errors="replace"))
+    told = reason(cell.log.read_text(encoding="utf-8", errors="replace"))
     return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
 
 
@@ -393,24 +394,44 @@ def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
     return [*command, "--run-dir", str(cell.folder), "--no-gif", *words]
 
 
+def begin(command: list[str], file: IO[bytes], lock: int) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own: it does not hear the terminal's Ctrl-C, which would make two of one.
+
+    What it prints goes to the file, as UTF-8. It inherits the lock, but on Windows, where none is inherited.
+    """
+    alone: dict[str, Any]
+    if sys.platform == "win32":
+        alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    else:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and children inherit that
+        alone = {"pass_fds": (lock,), "start_new_session": True}
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, **alone)
+
+
+def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    """Send Ctrl-C, or on Windows Ctrl-Break, which is all that one process can send another there."""
+    if sys.platform == "win32":
+        process.send_signal(signal.CTRL_BREAK_EVENT)
+    else:
+        process.send_signal(signal.SIGINT)
+
+
 def launch(command: list[str], log: Path, lock: int, stop: Stop) -> int:
     """Run a command, what it prints going to the log, and return its exit status, −s if signal s ended it.
 
     Ctrl-C here, or Ray's cancelling, is handed on once each time: at the first an agent saves and ends, at a second
-    it just ends. In a session of its own it does not hear the terminal's, which would make two of one.
+    it just ends.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and children inherit that
     with log.open("ab") as file:
         file.write(f"$ {shlex.join(command)}\n".encode())
         file.flush()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, pass_fds=(lock,), start_new_session=True
-        )
+        process = begin(command, file, lock)
     told = 0
     while True:
         try:
             while told < stop.times:
-                process.send_signal(signal.SIGINT)
+                ask_to_stop(process)
                 told += 1
             return process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:

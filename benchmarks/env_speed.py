@@ -219,7 +219,7 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
 
 def play_row(row: Row, repeats: int, least: float) -> None:
     """Measure a row in this process, and print its figures."""
-    if row.device == "cpu" and hasattr(os, "sched_setaffinity"):
+    if row.device == "cpu" and sys.platform == "linux":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: row.threads])
     play = ENGINES[row.engine].make(WORKS[row.work], row.worlds, row.device)
     print(json.dumps(rates(play, repeats, least)))
@@ -362,7 +362,7 @@ def machine(device: str) -> str:
 
         return torch.cuda.get_device_name()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

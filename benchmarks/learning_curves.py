@@ -79,7 +79,7 @@ def main() -> None:
     for (name, _, seed), folder in zip(tasks, folders, strict=True):
         rows = runs.read_metrics(folder / "metrics.csv")
         curves[name].append(rows)
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         late = np.mean([row["charts/episodic_return"] for row in rows[-6:]])
         commit = summary["versions"]["commit"]
         print(f"{name:32s} seed {seed}: {summary['score']:6.3f}, sampled {references.score(late):6.3f}; {commit}")

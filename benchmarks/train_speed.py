@@ -287,7 +287,7 @@ def run_ours(args: argparse.Namespace, words: str) -> tuple[list[float], int]:
             raise SystemExit(f"error: {shlex.join(command)}\n{done.stdout}{done.stderr}")
         (made,) = Path(folder).iterdir()
         rows = runs.read_metrics(made / "metrics.csv")[args.warmup :]
-        parameters = json.loads((made / "summary.json").read_text())["parameters"]
+        parameters = json.loads((made / "summary.json").read_text(encoding="utf-8"))["parameters"]
     if len(rows) != args.iterations or not all(math.isfinite(row["losses/value_loss"]) for row in rows):
         raise SystemExit(f"error: {args.agent.name} logged {len(rows)} iterations, or losses that are not finite")
     return [row["charts/SPS"] for row in rows], parameters
@@ -335,7 +335,11 @@ def limits(network: Network, sizes: Sizes, tokens: Tensor) -> str:
 def machine(threads: int) -> str:
     """Name processor, threads, versions and commit."""
     info = Path("/proc/cpuinfo")
-    models = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    models = (
+        [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
     names = runs.versions()
     return (
         f"{models[0].split(': ')[1] if models else 'unknown processor'}, {names['machine'].split(',')[1].strip()}, "
@@ -388,7 +392,7 @@ def measure(args: argparse.Namespace, peer: Peer) -> Measured:
     for _ in range(args.warmup):
         result.losses.append(peer.iterate())
     for _ in range(args.rounds):
-        result.loads.append(os.getloadavg()[0])
+        result.loads.append(os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan)
         for _ in range(args.iterations):
             result.losses.append(peer.iterate())
             result.seconds.append(peer.seconds)

@@ -106,7 +106,7 @@ gymnasium.register(
     "Fruit-v0",
     entry_point="noisy_envs.shells.single:TokenEnv",
     vector_entry_point="noisy_envs.shells.vector:TokenVectorEnv",
-    kwargs={"game": Fruit},
+    kwargs={"game": f"{__name__}:Fruit"},  # or Fruit itself, which no file of the environment's spec could hold
 )
 
 if __name__ == "__main__":

@@ -77,4 +77,6 @@ def play_reference(
 
 @cache
 def _table() -> dict[str, dict[str, float]]:
-    return json.loads(resources.files("noisy_envs").joinpath("reference_returns.json").read_text())["returns"]
+    return json.loads(resources.files("noisy_envs").joinpath("reference_returns.json").read_text(encoding="utf-8"))[
+        "returns"
+    ]

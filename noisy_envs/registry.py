@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +20,7 @@ SINGLE = "noisy_envs.shells.single:TokenEnv"  # entry points, for a game of your
 VECTOR = "noisy_envs.shells.vector:TokenVectorEnv"
 
 CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
-Game = str | type  # a key of CORES, or a core's class, which may be a user's own
+Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
 # predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
@@ -80,8 +81,8 @@ def canonical(env_id: str, setting: str = "env_id") -> str:
 
 
 def short(env_id: str) -> str:
-    """Return an id without module and namespace, for the names of folders."""
-    return env_id.rpartition(":")[2].rpartition("/")[2]
+    """Return an id without module and namespace, of letters that the name of a file may have on any system."""
+    return re.sub(r"[^\w.-]", "-", re.split("[/:]", env_id)[-1])
 
 
 def in_words(games: Iterable[str]) -> str:
@@ -117,9 +118,19 @@ def _near(name: str) -> str:
 
 
 def core_class(game: Game) -> type:
-    """Return the class of a game's rules."""
+    """Return the class of a game's rules.
+
+    Raises:
+        ValueError: it is neither one of ours nor "module:Class".
+        ImportError: there is no such module.
+        AttributeError: it has no such class.
+    """
     if not isinstance(game, str):
         return game
+    if ":" in game:
+        module, name = game.split(":", 1)
+        found: type = getattr(importlib.import_module(module), name)
+        return found
     check_choice("game", game, tuple(CORES))
     return CORES[game]
 

@@ -129,7 +129,7 @@ class Metrics:
         row = {"global_step": step, **values}
         self._check(row)
         self.rows.append(row)
-        with naming(self.path), self.path.open("a", newline="") as file:
+        with naming(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
             file.write(self._text([row], header=False))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
@@ -240,7 +240,7 @@ def start_tracking(project: str, name: str, config: dict[str, Any], folder: Path
             name=name,
             config=_plain(config),
             dir=folder,
-            id=known.read_text().strip(),
+            id=known.read_text(encoding="utf-8").strip(),
             resume="allow" if resume else None,
         )
     except wandb.Error as error:
@@ -342,7 +342,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # of bytes that are no text, too
         raise ValueError(f"{path} is damaged ({error}): delete it, and it is written again") from None
     if not isinstance(found, dict):
@@ -375,7 +375,12 @@ STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C
 
 @contextlib.contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """End silently when what reads the output, `head` say, has read enough."""
+    """End silently when what reads the output, `head` say, has read enough.
+
+    A letter that the output's encoding lacks becomes "?": on Windows a pipe or file knows neither − nor ≤.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             yield
@@ -387,12 +392,13 @@ def quiet_pipe() -> Iterator[None]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return what asks a process to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup ignores that."""
+    """Return what asks a process to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup ignores that.
+
+    On Windows one process can send another nothing but Ctrl-Break, which counts as well.
+    """
     asked = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        asked.append(hangup)
-    return asked
+    here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGBREAK")]  # the latter on Windows alone: Ctrl-Break
+    return asked + [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def tell_at_once(text: str) -> None:

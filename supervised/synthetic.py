@@ -111,20 +111,25 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
 
 
 def _write(sets: Sets, path: Path, workers: int) -> None:
-    """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
+    """Make the file; Windows renames none that is open or mapped."""
     with replacing(path) as part:
-        values = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=sets[:3])
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process later
-            with part.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        _fill(sets, part, workers)
 
-        def fill(block: int) -> None:
-            drawn = values[block * BLOCK : (block + 1) * BLOCK]
-            drawn[:] = draw_block(sets, block)[: len(drawn)].numpy()
 
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
-        values.flush()
+def _fill(sets: Sets, path: Path, workers: int) -> None:
+    """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
+    values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=sets[:3])
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process later
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+    def fill(block: int) -> None:
+        drawn = values[block * BLOCK : (block + 1) * BLOCK]
+        drawn[:] = draw_block(sets, block)[: len(drawn)].numpy()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
+    values.flush()
 
 
 def nearest(sets: Tensor, k: int) -> Tensor:

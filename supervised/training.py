@@ -528,7 +528,7 @@ def stops_noted() -> Iterator[list[int]]:
 @contextmanager
 def interrupts_later() -> Iterator[None]:
     """Hold Ctrl-C back, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -121,6 +122,7 @@ TEAM_CASES = [
 ]
 PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
 
+posix = pytest.mark.skipif(os.name != "posix", reason="Windows has neither these signals nor these files")
 each_id = pytest.mark.parametrize("env_id", IDS)
 each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)

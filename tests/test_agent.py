@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import HEADS, ROOT, load_agent
+from conftest import HEADS, ROOT, load_agent, posix
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -178,6 +178,7 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
     assert ppo.main(["--resume", str(trainer.folder)])["steps"] == 128
 
 
+@posix
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     process = start(*SMALL, "--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
@@ -195,6 +196,7 @@ def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     trainer.close()
 
 
+@posix
 def test_a_run_that_outlives_its_terminal_by_nohup_trains_on(tmp_path):
     def ignore():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
@@ -346,6 +348,7 @@ def test_every_setting_is_explained():
     assert "(default: 12)" in shown and "(default: 0.0005)" in shown  # the id's own
 
 
+@posix
 @pytest.mark.parametrize("program", ["ppo_avgpool", "compare"])
 def test_a_reader_that_has_read_enough_is_no_error(program):
     reading, writing = os.pipe()

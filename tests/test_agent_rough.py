@@ -2,18 +2,22 @@
 
 import csv
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import HEADS, ROOT, TINY, load_agent, train_tiny
+from conftest import HEADS, ROOT, TINY, load_agent, posix, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None
 
 AGENT = ROOT / "agents" / "ppo_adapool.py"
 HUGE = str(10**30)
@@ -69,7 +73,7 @@ def weights(run):
             "must leave observations that are tokens",
         ),
         (["--resume", ""], "no checkpoint at checkpoint.pt"),
-        (["--run-dir", "/dev/null/x"], "Not a directory: '/dev/null/x'"),
+        pytest.param(["--run-dir", "/dev/null/x"], "Not a directory: '/dev/null/x'", marks=posix),
     ],
     ids=lambda words: "".join(words)[:30] if isinstance(words, list) else "",
 )

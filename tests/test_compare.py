@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import posix
 
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
@@ -395,6 +396,7 @@ def test_folders_of_other_words_are_drawn_beside(field):
         field.run("--draw-only", "--beside", str(other), levels=[CLEAN], passed=[])
 
 
+@posix
 @pytest.mark.parametrize(
     ("words", "heads"),
     [(["--jobs", "3"], ["maxpool", "adapool"]), (["--ray", "--cpus-per-run", "0.1"], ["adapool"])],
@@ -422,6 +424,7 @@ def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, he
     assert len(calls) == 3 * len(heads) and sum("--resume" in call for call in calls) == 3
 
 
+@posix
 def test_no_run_is_taken_up_while_its_agent_lives_on(field):
     field.trouble("orphan")
     command = [
@@ -510,6 +513,7 @@ def test_a_failures_reason_is_its_telling_line(log, told):
 
 
 def test_a_level_of_another_environment():
+    pytest.importorskip("torch")
     few, many = (compare.Level("CartPole-v1", noise) for noise in (0, 5))
     assert (few.name, many.name) == ("CartPole-v1-noise-0", "CartPole-v1-noise-5")
     assert few.snr() == 1.0 and many.snr() == pytest.approx(0.5)

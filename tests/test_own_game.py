@@ -1,8 +1,9 @@
 """A game of the user's own, handed to the shells as a class: that of examples/own_environment.py."""
 
 import copy
+import importlib.util
 import pickle
-import runpy
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -26,7 +28,11 @@ from noisy_envs.wrappers import noisy_tokens
 def fruit(monkeypatch: pytest.MonkeyPatch) -> type:
     """The example's class, with its id registered for the test alone."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
-    return runpy.run_path(str(ROOT / "examples" / "own_environment.py"))["Fruit"]
+    spec = importlib.util.spec_from_file_location("own_environment", ROOT / "examples" / "own_environment.py")
+    example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "own_environment", example)
+    spec.loader.exec_module(example)
+    return example.Fruit
 
 
 def walk(tokens: np.ndarray) -> np.ndarray:
@@ -49,6 +55,28 @@ def test_own_game_is_an_environment_of_gymnasium(fruit):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_pebble': did you mean 'num_pebbles'\?"):
         gymnasium.make("Fruit-v0", num_pebble=3)
     assert env.unwrapped.core.policy("random", None, np.array([[0.99]])).tolist() == [[2]]
+
+
+def test_the_spec_goes_through_a_file(fruit):
+    spec = EnvSpec.from_json(gymnasium.make("Fruit-v0", num_pebbles=3).spec.to_json())
+    env = gymnasium.make(spec)
+    assert type(env.unwrapped.core) is fruit and env.reset(seed=0)[0].shape == (5, 2)
+    envs = gymnasium.make_vec(EnvSpec.from_json(gymnasium.make_vec("Fruit-v0", 2).spec.to_json()))
+    assert envs.core == fruit() and envs.reset(seed=0)[0].shape == (2, 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("game", "error", "message"),
+    [
+        ("fruit", ValueError, "game='fruit': must be one of 'simple_centroid', "),
+        ("no_such_module:Fruit", ImportError, "No module named 'no_such_module'"),
+        ("own_environment:Apple", AttributeError, "'own_environment' has no attribute 'Apple'"),
+    ],
+)
+@pytest.mark.usefixtures("fruit")
+def test_unknown_games_are_named(game, error, message):
+    with pytest.raises(error, match=message):
+        TokenEnv(game)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])

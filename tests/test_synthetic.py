@@ -13,7 +13,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised
+from conftest import ROOT, load_supervised, posix
 
 torch = pytest.importorskip("torch")
 synthetic = load_supervised("synthetic")
@@ -95,6 +95,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch, error):
     assert torch.equal(synthetic.load_sets(SMALL, tmp_path), synthetic.draw_sets(SMALL))
 
 
+@posix
 def test_a_kill_while_writing_leaves_no_file_of_that_name(tmp_path):
     code = """
 import os, signal, sys

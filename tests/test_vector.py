@@ -175,8 +175,8 @@ def test_step_limit_in_make_vec(env_id, maker):
     kwargs = {
         "native": {},
         "sync": {"vectorization_mode": "sync"},
-        # forking a process in which torch has threads draws a warning
-        "async": {"vectorization_mode": "async", "vector_kwargs": {"context": "forkserver"}},
+        # as on Windows; forking a process in which torch has threads draws a warning
+        "async": {"vectorization_mode": "async", "vector_kwargs": {"context": "spawn"}},
     }[maker]
     envs = gymnasium.make_vec(env_id, 2, max_episode_steps=5, **kwargs)
     played = play(envs, [still(envs.action_space)] * 11, seed=0)[1:]

@@ -148,6 +148,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 @pytest.mark.parametrize("head", HEADS)
 @each_game
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
+    pytest.importorskip("torch")
     pytest.importorskip("tyro")
     from noisy_envs.trained import Trained
 
@@ -170,11 +171,13 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of AdaPool."""
+    pytest.importorskip("torch")
     pytest.importorskip("tyro")
     return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
 
 
 def test_several_learners_play_with_one_network(tmp_path):
+    pytest.importorskip("torch")
     pytest.importorskip("tyro")
     from noisy_envs.trained import Trained
 

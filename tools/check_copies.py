@@ -25,7 +25,7 @@ MAKE = "\n\ndef make_pool("  # begins what each agent has of its own
 
 def class_source(name: str) -> str:
     """Return the source of a class of noisy_envs/pooling.py."""
-    text = (ROOT / "noisy_envs" / "pooling.py").read_text()
+    text = (ROOT / "noisy_envs" / "pooling.py").read_text(encoding="utf-8")
     node = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
     return "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
 
@@ -41,10 +41,10 @@ def parts(text: str) -> tuple[str, str, str, str]:
 def main(fix: bool) -> int:
     """Compare, mend if asked, and return the exit status."""
     status = 0
-    before, _, _, after = parts((ROOT / "agents" / next(iter(HEADS))).read_text())
+    before, _, _, after = parts((ROOT / "agents" / next(iter(HEADS))).read_text(encoding="utf-8"))
     for file, name in HEADS.items():
         path = ROOT / "agents" / file
-        found = path.read_text()
+        found = path.read_text(encoding="utf-8")
         own_before, head, own, own_after = parts(found)
         if head != class_source(name):
             print(f"agents/{file}: the block differs from {name} in noisy_envs/pooling.py")
@@ -54,7 +54,7 @@ def main(fix: bool) -> int:
         if found != wanted:
             status = 1
             if fix:
-                path.write_text(wanted)
+                path.write_text(wanted, encoding="utf-8")
     return 0 if fix else status
 
 

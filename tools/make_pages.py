@@ -43,7 +43,7 @@ def film(env_id: str, width: int) -> str:
 
 def overview() -> str:
     """Show every id."""
-    made = json.loads((DOCS / "images" / "gallery" / "made.json").read_text())
+    made = json.loads((DOCS / "images" / "gallery" / "made.json").read_text(encoding="utf-8"))
     parts = [
         HEAD,
         "# Environments\n",
@@ -107,7 +107,9 @@ def table_of_ids(game: str) -> str:
         snr = f"{info['signal_mask'].sum()}/{env.token_spec.mask(tokens).sum()}"
         returns = " | ".join(f"{value:.3f}".replace("-", "−") for value in reference_returns(env_id))
         rows.append(f"| `{env_id}` | {options or 'defaults'} | `{tokens.shape}` | {snr} | {returns} |")
-    made = json.loads((Path(inspect.getfile(reference_returns)).parent / "reference_returns.json").read_text())
+    made = json.loads(
+        (Path(inspect.getfile(reference_returns)).parent / "reference_returns.json").read_text(encoding="utf-8")
+    )
     rows.append(
         "\nObservations are tokens × features; SNR is the [signal-to-noise ratio](../../README.md#first-episode). "
         f"Mean returns of {made['episodes']:,} episodes of the reference policies, `{made['script']}`, "

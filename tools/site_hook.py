@@ -32,12 +32,12 @@ log = logging.getLogger("mkdocs.site_hook")
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the pages of files outside docs/."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for folder in FOLDERS:
         programs = sorted((ROOT / folder).glob("*.py"))
         lines = [f"# {folder.capitalize()}\n", "| program | what it does |", "|---|---|"]
         for path in programs:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             said = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
             said = re.sub(r"([|\[])", r"\\\1", said)
             lines.append(f"| [{path.name}]({path.name}.md) | {said} |")

@@ -19,8 +19,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
-            its docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`),
+            or "module:Class", where it is; its docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
         learners: the team that is driven, "all" or another of `core.teams`, or the "first" agent alone; the others
             follow their policies.

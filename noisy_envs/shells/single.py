@@ -20,8 +20,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """A game seen by its first agent, whose observation is a set of tokens (N, D).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
-            its docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`),
+            or "module:Class", where it is; its docstring describes the game and its options.
         render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or of some games "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.
 

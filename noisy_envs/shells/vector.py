@@ -54,8 +54,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     of each world are driven, for one network that all of them share: tokens (B, n, N, D), actions and rewards (B, n).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`);
-            its docstring describes the game and its options.
+        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`),
+            or "module:Class", where it is; its docstring describes the game and its options.
         num_envs: number of worlds, B.
         max_episode_steps: a time limit; the smaller of it and the game's `max_steps` counts.
         backend: "numpy", or "torch" for tensors in and out.

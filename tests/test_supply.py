@@ -1,0 +1,129 @@
+"""What we depend on: the lock file, the lower bounds, and no network."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from conftest import ROOT, TINY
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LOCK = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+ENTRY = re.compile(
+    r"^([a-z0-9.-]+)==([^ ;\\]+)(?: ; ([^\\]+))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE
+)
+PYTHONS = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+PLATFORMS = {"linux": "x86_64", "darwin": "arm64", "win32": "AMD64"}
+
+
+def wanted(extra):
+    """Return the requirements of an extra, those of the extras it names included."""
+    found = []
+    for text in EXTRAS[extra]:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            found += [one for name in sorted(requirement.extras) for one in wanted(name)]
+        else:
+            found.append(requirement)
+    return found
+
+
+NEEDED = [*map(Requirement, PROJECT["dependencies"]), *wanted("dev")]
+ALL = [*NEEDED, *(one for extra in EXTRAS for one in wanted(extra))]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_holds_one_version_of_each_that_we_ask_for(python, platform):
+    """`make lock` renews it."""
+    here = {
+        "python_version": python,
+        "python_full_version": f"{python}.9",
+        "sys_platform": platform,
+        "platform_machine": PLATFORMS[platform],
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+    }
+    locked = {}
+    for name, version, marker, _ in ENTRY.findall(LOCK):
+        if not marker or Marker(marker).evaluate(here):
+            assert name not in locked, f"{name}: {locked[name]} and {version}"
+            locked[name] = version
+    for requirement in NEEDED:
+        version = locked.get(requirement.name.lower().replace("_", "-"))
+        assert version and version in requirement.specifier, f"{requirement}: {version}, run `make lock`"
+
+
+def test_the_lock_is_for_everyone():
+    """Each line is an entry with hashes: no version of one machine alone ("+cpu"), no index, no address."""
+    rest = [line for line in ENTRY.sub("", LOCK).splitlines() if line and not line.lstrip().startswith("#")]
+    assert not rest
+    assert not re.search(r"://|file:", LOCK)
+    assert not [entry for entry in ENTRY.findall(LOCK) if Version(entry[1]).local]
+
+
+def test_every_requirement_has_a_lower_bound():
+    assert not [str(one) for one in ALL if not {"==", ">="} & {bound.operator for bound in one.specifier}]
+
+
+# Ends a process that names or calls a host, with a status that no `except` can hide, and its children as well.
+NO_NETWORK = """
+import os, sys
+CALLS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.sendto")
+def refuse(event, args):
+    if event in CALLS and not isinstance(args[-1], (str, bytes)) or event in CALLS[1:4]:
+        os.write(2, f"network: {event} {args}\\n".encode())
+        os._exit(77)
+sys.addaudithook(refuse)
+"""
+# imports every module, and trains an agent and a network on sets
+ALL_OF_IT = """
+import importlib, pathlib, pkgutil, sys
+import noisy_envs
+names = [found.name for found in pkgutil.walk_packages(noisy_envs.__path__, "noisy_envs.")]
+for folder in map(pathlib.Path, sys.argv[1:]):
+    sys.path.insert(0, str(folder))
+    names += sorted(path.stem for path in folder.glob("*.py"))
+for name in names:
+    if name != "noisy_envs.kernels":  # needs Triton
+        importlib.import_module(name)
+assert len(names) > 50
+sys.modules["ppo_adapool"].main(TINY + ["--total-timesteps", "128"])
+sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pools": "avgpool", "--out": "out"}
+sys.modules["aggregation"].main([str(word) for pair in sets.items() for word in pair])
+"""
+
+
+def cut_off(tmp_path, *words):
+    """Run Python where a call to a host ends it."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+
+
+def test_a_call_to_a_host_is_noticed(tmp_path):
+    code = """
+import socket
+try:
+    socket.create_connection(("localhost", 9), timeout=0.1)
+except OSError:
+    pass
+"""
+    done = cut_off(tmp_path, "-c", code)
+    assert done.returncode == 77 and done.stderr.startswith("network: socket.getaddrinfo ('localhost', 9")
+
+
+def test_neither_import_nor_training_calls_a_host(tmp_path):
+    for name in ("tyro", "torch", "sklearn"):
+        pytest.importorskip(name)
+    done = cut_off(tmp_path, "-c", f"TINY = {TINY}\n{ALL_OF_IT}", ROOT / "agents", ROOT / "supervised")
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/*/curve.png")) and (tmp_path / "out" / "table.md").exists()
