@@ -13,15 +13,24 @@ class Core(Protocol):
 
     A state and a step's chance are `NamedTuple`s of arrays with leading axis B. All arrays of a call belong to one
     library and device, and floats keep the dtype of the state.
+
+    Attributes:
+        name: a word.
+        num_actions: how many there are.
+        terminates: whether an episode can end before its time limit.
+        signal_moves: whether other tokens can carry the signal in the course of an episode.
+        render_modes: of "human", "rgb_array" (see `scene`) and "ansi" (see `text`).
+        start_options: options of a reset that `admit` takes, beside a state.
+        policies: names that `policy` knows.
     """
 
     name: str
     num_actions: int
-    terminates: bool  # whether an episode can end before its time limit
-    signal_moves: bool  # whether other tokens can carry the signal in the course of an episode
-    render_modes: tuple[str, ...]  # of "human", "rgb_array" (see `scene`) and "ansi" (see `text`)
-    start_options: tuple[str, ...]  # options of a reset that `admit` takes, beside a state
-    policies: tuple[str, ...]  # names that `policy` knows
+    terminates: bool
+    signal_moves: bool
+    render_modes: tuple[str, ...]
+    start_options: tuple[str, ...]
+    policies: tuple[str, ...]
 
     @property
     def agents(self) -> tuple[str, ...]:
