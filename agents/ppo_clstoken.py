@@ -858,6 +858,7 @@ def load_args(folder: Path) -> Args:
     saved = content.get("args") if isinstance(content, dict) else None
     if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
         raise ValueError(f"{path} is no checkpoint of an agent: it holds no settings, or no weights")
+    saved = {name: getattr(Args, name) for name in KEPT_FREE} | saved  # a run may be older than such a setting
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")

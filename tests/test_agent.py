@@ -263,6 +263,18 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     assert [row["global_step"] for row in runs.read_metrics(path)] == [64]
 
 
+def test_a_run_that_is_older_than_a_setting_goes_on_unless_learning_depends_on_it(tmp_path):
+    _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
+    content = runs.load_checkpoint(folder / "checkpoint.pt")
+    del content["args"]["deterministic"]
+    runs.save_checkpoint(folder / "checkpoint.pt", content)
+    ppo.main(["--resume", str(folder), "--total-timesteps", "128"])
+    del content["args"]["gamma"]
+    runs.save_checkpoint(folder / "checkpoint.pt", content)
+    with pytest.raises(SystemExit, match=r"another version of this file: it differs in \['gamma'\]"):
+        ppo.main(["--resume", str(folder)])
+
+
 def test_a_finished_run_is_not_run_again(tmp_path, capsys, monkeypatch):
     summary, folder = run(tmp_path, "--total-timesteps", "128")
     before = (folder / "summary.json").read_bytes()
