@@ -36,6 +36,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.registry import CORES
+from noisy_envs.shells.vector import TokenVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
@@ -183,6 +184,10 @@ def test_step_limit_in_make_vec(env_id, maker):
     assert [t + 1 for t, (_, _, _, truncated, _) in enumerate(played) if truncated.all()] == [5, 11]
     assert not any(terminated.any() for _, _, terminated, _, _ in played)
     envs.close()
+
+
+def test_closing_what_could_not_be_made_is_no_error():
+    TokenVectorEnv.__new__(TokenVectorEnv).close()
 
 
 @each_case

@@ -80,6 +80,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
+    _renderer: Any = None  # here, since Gymnasium before 1.3 closes also what could not be made
 
     def __init__(
         self,
@@ -136,7 +137,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._compile, self._copy = compile, copy
         self._steps: dict[str | bool, Any] = {}  # compiled, and on a device with and without resets
-        self._renderer: Any = None
         self._worlds: Any = None
         self._facts: dict[str, Array] = {}  # what `info` tells of each world
         self._returns = np.zeros(num_envs)
