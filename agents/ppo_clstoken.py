@@ -1323,7 +1323,8 @@ def finished(args: Args) -> dict[str, Any] | None:
     with runs.taking_up(path):
         load_weights(plain_agent(args, make_envs(args, 1, "evaluate")[0]), path, content)
         step, *_ = content["progress"]
-    if step + args.num_envs * args.num_steps * num_learners(args) <= args.total_timesteps:
+        left = args.total_timesteps - step
+    if left >= args.num_envs * args.num_steps * num_learners(args):
         return None
     return runs.read_summary(args.resume / "summary.json")
 

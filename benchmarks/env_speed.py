@@ -415,7 +415,7 @@ def main(argv: Sequence[str]) -> None:
         play_row(Row(*json.loads(args.row)), args.repeats, args.least)
         return
     if args.draw is not None:
-        draw(args.out, read_table(args.draw.read_text()), args.title)
+        draw(args.out, read_table(args.draw.read_text(encoding="utf-8")), args.title)
         return
     versions = players.versions()
     missing = {name for name, version in versions.items() if version == "missing"}

@@ -98,7 +98,7 @@ def rows_of(root: Path) -> list[dict[str, str]]:
     path = saved.with_name("metrics.csv") if saved is not None else None
     if path is None or not path.exists():
         return []
-    lines = path.read_text().rpartition("\n")[0].splitlines()
+    lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
     return [
         {name: value for name, value in row.items() if "SPS" not in name and "seconds" not in name}
         for row in csv.DictReader(lines)
@@ -192,7 +192,7 @@ def finish(process: BaseProcess, root: Path) -> None:
     """Wait for a process to end, and raise RuntimeError with its words if it failed."""
     process.join(PATIENCE)
     if process.exitcode:
-        told = (root / "log.txt").read_text().strip().splitlines()
+        told = (root / "log.txt").read_text(encoding="utf-8").strip().splitlines()
         raise RuntimeError(f"{root}: exit status {process.exitcode}: {told[-1] if told else 'no word'}")
 
 
@@ -210,7 +210,7 @@ def unbroken(trainer: Trainer, root: Path) -> float:
 def broken(trainer: Trainer, root: Path, most: int, run: int, dice: random.Random, model: Path) -> list[Kill]:
     """Make a run that is killed until it ends, or `most` times; returns the kills."""
     root.mkdir()
-    first_row, length = float((model / "first_row").read_text()), len(rows_of(model))
+    first_row, length = float((model / "first_row").read_text(encoding="utf-8")), len(rows_of(model))
     kills: list[Kill] = []
     while len(kills) < most:
         aim, before, left = dice.choice(AIMS), sizes(root), unfinished(root)
@@ -274,7 +274,7 @@ def main(argv: Sequence[str]) -> None:
     ends: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "unbroken"
-        (model.parent / "first_row").write_text(str(unbroken(trainer, model)))
+        (model.parent / "first_row").write_text(str(unbroken(trainer, model)), encoding="utf-8")
         (model.parent / "first_row").rename(model / "first_row")
         while len(kills) < args.kills:
             root = Path(folder) / f"run-{len(ends) + 1}"

@@ -169,7 +169,7 @@ def memory(device: str) -> dict[str, int]:
 def resident() -> int:
     """Return the bytes of the process in memory; on macOS the most so far, 0 on Windows."""
     if sys.platform == "linux":
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if sys.platform == "win32":
         return 0
     import resource
@@ -307,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
         if stopping:
             break
         file = None if args.out is None else args.out / name_of(env_id, args)
-        row = json.loads(file.read_text()) if file is not None and file.exists() else None
+        row = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else None
         if row is None or (row["steps"] < args.steps and not row["faults"]):
             row = soak(env_id, args, stopping)
             if file is not None:
@@ -321,7 +321,7 @@ def keep(file: Path, row: dict[str, Any]) -> None:
     """Write a row, and beside it the table of all that lie there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(row, indent=1) + "\n")
-    found = [json.loads(path.read_text()) for path in sorted(file.parent.glob("*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(file.parent.glob("*.json"))]
     write_atomically(file.parent / "table.md", table(found) + "\n")
 
 

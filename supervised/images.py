@@ -335,7 +335,7 @@ def _unpack(data: bytes, path: Path) -> bytes:
     if path.suffixes != [".gz"]:
         return data
     try:
-        with gzip.open(io.BytesIO(data)) as file:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             content = file.read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is incomplete or no gzip file: {error}") from error

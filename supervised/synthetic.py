@@ -102,8 +102,11 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
         folder.mkdir(parents=True, exist_ok=True)
         _write(sets, path, workers)
     try:
-        values = np.lib.format.open_memmap(path, mode="c")  # changes, of which there are none, do not reach the file
-    except (ValueError, EOFError, OverflowError) as error:
+        with np.errstate(over="raise"):  # of sizes, which NumPy multiplies
+            values = np.lib.format.open_memmap(
+                path, mode="c"
+            )  # changes, of which there are none, do not reach the file
+    except (ValueError, EOFError, ArithmeticError) as error:
         raise ValueError(f"{path} is no file of sets ({error}): delete it, and it is written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:
         raise ValueError(f"{path} holds {values.dtype} {values.shape}, not float32 {sets[:3]}: delete it")

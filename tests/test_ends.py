@@ -282,9 +282,13 @@ def test_legend_of_a_board():
     core = BoxWorld()
     kinds = SCENES["box_world"](core, board(core, STARTS["gem"]), np.zeros(core.num_things)).kinds
     colours = {kind.name: tuple(kind.color) for kind in kinds}
-    assert colours == {"agent": (128, 128, 128), "gem": (255, 255, 255), "held key: top left": (0, 0, 0)}
+    assert colours == {
+        "agent": (128, 128, 128), "gem": (255, 255, 255), "loose key": (60, 180, 75), "content, lock": (245, 130, 49),
+        "held key: top left": (0, 0, 0),
+    }  # fmt: skip
     foot = [picture(core, STARTS["gem"], weights)[-BAND:] for weights in (None, np.ones(core.num_things))]
-    assert [bool((np.ptp(strip.astype(int), axis=-1) > 60).any()) for strip in foot] == [False, True]  # amber
+    amber = [np.abs(strip.astype(int) - render.AMBER).max(axis=-1) < 8 for strip in foot]
+    assert [bool(found.any()) for found in amber] == [False, True]
 
 
 def test_white_square_of_a_legend_is_outlined():

@@ -41,7 +41,7 @@ def play_single(env, actions, ended):
     return [np.array(column) for column in zip(*rows, strict=True)], ended
 
 
-@few_and_many(1500, [env_id.partition("/")[2] for env_id in IDS])
+@few_and_many(300, [env_id.partition("/")[2] for env_id in IDS])
 def test_a_vectors_world_is_the_single_one(env_id, options, count):
     worlds = 6 if count < 10_000 else 50
     envs = gymnasium.make_vec(env_id, worlds, **options)
@@ -76,7 +76,7 @@ def differences(ours, theirs):
     }
 
 
-@few_and_many(1400, WORLDS)
+@few_and_many(300, WORLDS)
 def test_torch_steps_every_world_as_numpy(env_id, options, count):
     """From the same worlds in each step, since contacts part two paths that differ by a rounding; BoxWorld at a run."""
     pytest.importorskip("torch")

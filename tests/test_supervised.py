@@ -158,7 +158,7 @@ def test_the_marked_vector_matters_and_the_order_of_the_others_does_not(pool):
     with torch.no_grad():
         found = built(SETS)
         order = torch.tensor([0, 5, 3, 8, 1, 2, 7, 4, 6])
-        torch.testing.assert_close(built(SETS[:, order]), found, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(built(SETS[:, order]), found, atol=1e-4, rtol=1e-4)  # sums in another order
         for other_mark in (SETS.roll(1, dims=1), SETS[:, [4, 1, 2, 3, 0, 5, 6, 7, 8]]):
             assert ((built(other_mark) - found).abs().amax(dim=1) > 0.01).all()
         built.embed.mark.weight.zero_()

@@ -343,7 +343,8 @@ def test_settings_that_columns_tell_may_change(script, free):
     """What is free is a setting of a script, and no setting of what is learned is."""
     names = {field.name for field in dataclasses.fields(load_supervised(script).Args)}
     assert names & set(training.FREE) == free | {
-        "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "data_dir", "preset",
+        "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "deterministic",
+        "data_dir", "preset",
     }  # fmt: skip
 
 
