@@ -615,9 +615,7 @@ def main(argv: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        full = isinstance(error, OSError) and error.errno is not None  # the system's, not a word of ours
-        hint = "; once that is mended, go on with the same command" if full else ""
-        raise SystemExit(f"error: {error}{hint}") from None
+        raise SystemExit(f"error: {runs.explain(error)}") from None
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
         raise SystemExit(runs.STOPPED) from None

@@ -81,7 +81,7 @@ class Args:
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient, and play the records"""
     deterministic: bool = False
-    """use only kernels that give the same bits each time: two runs of one seed on one kind of GPU are then equal"""
+    """use only kernels that give the same bits each time, as torch knows them"""
     total_timesteps: int = 262_144
     """steps to train for, of all learners together"""
     num_envs: int = 64
@@ -1326,7 +1326,8 @@ def finished(args: Args) -> dict[str, Any] | None:
         left = args.total_timesteps - step
     if left >= args.num_envs * args.num_steps * num_learners(args):
         return None
-    return runs.read_summary(args.resume / "summary.json")
+    summary = runs.read_summary(args.resume / "summary.json")
+    return summary if summary.get("steps") == step else None  # else it is of before the run was made longer
 
 
 def pace(args: Args) -> str:

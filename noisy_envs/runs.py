@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch compresses nothing, and a small file could fill the memory
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed")
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen types for a damaged file
         raise ValueError(
@@ -368,6 +372,12 @@ def bootstrap_interval(
     picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def explain(error: Exception) -> str:
+    """Tell an error that ends a program, and what to do where the system caused it: a full disk, say."""
+    from_system = isinstance(error, OSError) and error.errno is not None  # not a word of ours
+    return f"{error}; once that is mended, go on with the same command" if from_system else str(error)
 
 
 STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C

@@ -95,7 +95,6 @@ def has_display() -> bool:
     import pygame
 
     asked = os.environ.get("SDL_VIDEODRIVER")
-
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
     try:
         pygame.display.init()

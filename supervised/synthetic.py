@@ -103,9 +103,7 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
         _write(sets, path, workers)
     try:
         with np.errstate(over="raise"):  # of sizes, which NumPy multiplies
-            values = np.lib.format.open_memmap(
-                path, mode="c"
-            )  # changes, of which there are none, do not reach the file
+            values = np.lib.format.open_memmap(path, mode="c")  # changes would not reach the file
     except (ValueError, EOFError, ArithmeticError) as error:
         raise ValueError(f"{path} is no file of sets ({error}): delete it, and it is written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:

@@ -102,7 +102,7 @@ class Args:
     tf32: bool = False
     """whether matrix products on a GPU may round to TensorFloat-32"""
     deterministic: bool = False
-    """use only kernels that give the same bits each time: two runs of one seed on one kind of GPU are then equal"""
+    """use only kernels that give the same bits each time, as torch knows them"""
     data_dir: Path = Path("data")
     """folder of data files"""
 
@@ -173,9 +173,7 @@ def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
         print("stopped; go on with the same command", file=sys.stderr)
         raise SystemExit(runs.STOPPED) from None
     except (ValueError, OSError, FloatingPointError) as error:
-        full = isinstance(error, OSError) and error.errno is not None  # the system's, not a word of ours
-        hint = "; once that is mended, go on with the same command" if full else ""
-        raise SystemExit(f"error: {error}{hint}") from None
+        raise SystemExit(f"error: {runs.explain(error)}") from None
 
 
 def check(args: Args, known_pools: Sequence[str]) -> None:

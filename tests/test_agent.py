@@ -263,6 +263,15 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     assert [row["global_step"] for row in runs.read_metrics(path)] == [64]
 
 
+def test_a_longer_run_that_was_killed_before_its_summary_is_not_finished(tmp_path):
+    _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
+    before = (folder / "summary.json").read_text()
+    ppo.main(["--resume", str(folder), "--total-timesteps", "128"])
+    (folder / "summary.json").write_text(before)  # that of the kill
+    assert ppo.main(["--resume", str(folder)])["steps"] == 128
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 128
+
+
 def test_a_run_that_is_older_than_a_setting_goes_on_unless_learning_depends_on_it(tmp_path):
     _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
     content = runs.load_checkpoint(folder / "checkpoint.pt")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -435,3 +436,18 @@ def test_a_summary_is_json_whatever_it_holds(tmp_path):
 
     found = json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse)
     assert found == {"a": None, "b": [0.5, None], "c": {"d": "x", "e": [1, None]}}
+
+
+def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(tmp_path):
+    """As torch writes none: a few kilobytes of zeros could fill the memory."""
+    torch = pytest.importorskip("torch")
+    runs.save_checkpoint(tmp_path / "plain.pt", {"weights": torch.zeros(10**6)})
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for name in plain.namelist():
+            small.writestr(name, plain.read(name))
+    with pytest.raises(ValueError, match=r"small\.pt is no checkpoint"):
+        runs.load_checkpoint(tmp_path / "small.pt")
+    assert runs.load_checkpoint(tmp_path / "plain.pt")["weights"].shape == (10**6,)

@@ -201,12 +201,19 @@ def test_errors_and_losses_are_means_over_samples(tmp_path, monkeypatch):
 # resuming
 
 
+def stop(folder, at):
+    """Train until a batch, and return the settings and the checkpoint's path."""
+    args = settings(folder)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(Fake(stop_at=at), CELL, args)
+    return args, CELL.folder(args.out) / "checkpoint.pt"
+
+
 @pytest.mark.parametrize("stop_at", [0, 2, 4, 5, 7, 12, 20])
 def test_a_stopped_run_goes_on_exactly(tmp_path, stop_at):
     """Stopped in the first, second and third epoch, in training and validation, and before the test."""
     training.train(Fake(), CELL, settings(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        training.train(Fake(stop_at=stop_at), CELL, settings(tmp_path / "stopped"))
+    stop(tmp_path / "stopped", stop_at)
     assert not (CELL.folder(tmp_path / "stopped") / "summary.json").exists()
     again = Fake()
     training.train(again, CELL, settings(tmp_path / "stopped"))
@@ -315,8 +322,7 @@ def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
     if stop_at is None:
         training.run_all(args, ["max"], lambda args, column: Fake())
     else:
-        with pytest.raises(KeyboardInterrupt):
-            training.train(Fake(stop_at=stop_at), CELL, args)
+        stop(tmp_path, stop_at)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"^{name}={OTHER[name]}: .*seed-1-fold-2.* is of .*; use another --out"):
         training.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
@@ -329,8 +335,7 @@ def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
      {"folds": (2, 3)}],
 )  # fmt: skip
 def test_settings_that_a_run_does_not_depend_on_may_change(tmp_path, change):
-    with pytest.raises(KeyboardInterrupt):
-        training.train(Fake(stop_at=7), CELL, settings(tmp_path))
+    stop(tmp_path, at=7)
     task = Fake()
     training.train(task, CELL, settings(tmp_path, **change))
     assert len(task.log) == 16
@@ -351,10 +356,7 @@ def test_settings_that_columns_tell_may_change(script, free):
 @pytest.mark.parametrize("size", [0, 100, -10])
 def test_a_damaged_checkpoint_is_refused_and_a_deleted_one_begins_anew(tmp_path, size):
     training.train(Fake(), CELL, settings(tmp_path / "whole"))
-    args = settings(tmp_path / "hurt")
-    with pytest.raises(KeyboardInterrupt):
-        training.train(Fake(stop_at=7), CELL, args)
-    path = CELL.folder(args.out) / "checkpoint.pt"
+    args, path = stop(tmp_path / "hurt", at=7)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=re.escape(str(path))):
         training.train(Fake(), CELL, args)
@@ -374,10 +376,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
 
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, monkeypatch):
     training.train(Fake(), CELL, settings(tmp_path / "whole"))
-    args = settings(tmp_path / "full")
-    with pytest.raises(KeyboardInterrupt):
-        training.train(Fake(stop_at=15), CELL, args)
-    path = CELL.folder(args.out) / "checkpoint.pt"
+    args, path = stop(tmp_path / "full", at=15)
     before = path.read_bytes()
 
     def full(_):
