@@ -18,6 +18,7 @@ RESAMPLES = 10_000
 # Okabe and Ito's colours, told apart by the colour-blind too
 COLOURS = {"avgpool": "#0072b2", "maxpool": "#e69f00", "clstoken": "#009e73", "adapool": "#d55e00"}
 NAMES = {"avgpool": "AvgPool", "maxpool": "MaxPool", "clstoken": "ClsToken", "adapool": "AdaPool"}
+STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # gaps of the later lines show one that they lie on
 Rows = list[dict[str, float]]  # of a `metrics.csv`
 
 
@@ -160,8 +161,8 @@ def _draw(axes: Any, panel: Panel) -> None:
     for number, (head, runs) in enumerate(panel.curves.items()):
         steps, means, errors = mean_curve(runs)
         point = "o" if len(steps) == 1 else None  # of which there is no line
-        # the later, the thinner: those that are equal can be seen
-        axes.plot(steps, means, color=COLOURS[head], linewidth=max(4.0 - number, 1.0), marker=point, label=NAMES[head])
+        look: dict[str, Any] = {"color": COLOURS[head], "linestyle": STYLES[number % len(STYLES)], "marker": point}
+        axes.plot(steps, means, **look, linewidth=1.4, label=NAMES[head])
         axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")

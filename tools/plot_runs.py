@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from noisy_envs.pictures import write_png
+from noisy_envs.results import STYLES
 from noisy_envs.runs import read_metrics
 
 
@@ -40,8 +42,9 @@ def main() -> None:
         steps, returns = ([row[name] for row in rows] for name in ("global_step", "charts/episodic_return"))
         color = f"C{labels.index(label)}"
         seen = any(line.get_label() == label for line in axes.get_lines())
-        width = max(4.0 - labels.index(label), 1.0)  # the later, the thinner: those that are equal can be seen
-        axes.plot(np.array(steps) / 1e6, returns, color=color, linewidth=width, label=None if seen else label)
+        style = STYLES[labels.index(label) % len(STYLES)]
+        look: dict[str, Any] = {"color": color, "linestyle": style, "linewidth": 1.2, "label": None if seen else label}
+        axes.plot(np.array(steps) / 1e6, returns, **look)
     axes.set(xlabel="million steps", ylabel="return of training episodes", title=args.title)
     axes.grid(alpha=0.25)
     axes.legend()
