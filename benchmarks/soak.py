@@ -188,7 +188,7 @@ def soak(env_id: str, args: argparse.Namespace, stopping: list[int]) -> dict[str
         total=args.steps, unit=" steps", unit_scale=True, desc=env_id.partition("/")[2], dynamic_ncols=True,
         mininterval=0.5 if sys.stderr.isatty() else 15,
     ) as bar:  # fmt: skip
-        while played < args.steps and not stopping:
+        while played < args.steps:
             for _ in range(CALLS):
                 tokens, reward, terminated, truncated, info = envs.step(draw())
                 watch.see(reward, terminated, truncated)
@@ -198,7 +198,7 @@ def soak(env_id: str, args: argparse.Namespace, stopping: list[int]) -> dict[str
             bar.update(played - bar.n)
             if before is None and played >= args.steps / 10:
                 before = memory(args.device)
-            if watch.found():
+            if watch.found() or stopping:  # asked here: a row is of some steps
                 break
     seconds = time.perf_counter() - start
     after = memory(args.device)

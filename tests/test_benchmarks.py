@@ -118,6 +118,16 @@ def test_a_soak_is_stopped(tmp_path):
     assert 0 < row["steps"] < 10**9 and told.count("\n| noisy_envs/") == 1
 
 
+def test_a_soak_that_is_stopped_before_its_first_step_has_a_row(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from soak import parse, soak
+
+    args = parse(["--num-envs", "2"])
+    args.commit = ""
+    row = soak("noisy_envs/SimpleTag-v0", args, [2])
+    assert 0 < row["steps"] < 1000 and not row["faults"]
+
+
 SPOILT = {
     "a reset paid": lambda t, reward, ended, cut: (reward + (t == 7), ended, cut),
     "a reset ended": lambda t, reward, ended, cut: (reward, ended, cut | (t == 7)),
