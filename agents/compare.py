@@ -9,9 +9,9 @@
     python agents/compare.py --draw-only --out results/noise --beside results/noise-without-dropout
 
 A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
-starts only what is missing and resumes what was stopped. Ctrl-C loses nothing (exit status 130); a machine that dies
-loses the steps since the last checkpoint. OUT gets `curves.png`, `table.md` and `results.json`. Runs on Linux and
-macOS; the machines of a Ray cluster must see OUT and this checkout under the same paths.
+starts only what is missing and resumes what was stopped; while it runs, a second one with this OUT is refused. Ctrl-C
+loses nothing (exit status 130); a machine that dies loses the steps since the last checkpoint. OUT gets `curves.png`,
+`table.md` and `results.json`. The machines of a Ray cluster must see OUT and this checkout under the same paths.
 """
 
 from __future__ import annotations
@@ -289,7 +289,6 @@ def claim(out: Path, words: list[str], command: str, draw_only: bool) -> list[st
     if draw_only and not begun:
         raise ValueError(f"out={out}: holds no runs")
     if not begun or not path.exists():  # words that no agent took, mistyped perhaps, bind nobody
-        out.mkdir(parents=True, exist_ok=True)
         runs.write_summary(path, {"command": command, "words": words, "commit": runs.commit()})
     recorded: list[str] = runs.read_summary(path).get("words", [])
     there, asked = settings(recorded), settings(words)
@@ -332,11 +331,14 @@ def locked(folder: Path, stop: Stop) -> Iterator[int | None]:
     An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run (on Windows
     it inherits none; there the lock of its own folder refuses the other).
     """
-    file = None
+    file, told = None, False
     while file is None and not stop.times:
         try:
             file = runs.lock(folder)
         except BlockingIOError:
+            if not told:
+                print(f"{folder}: waiting for the agent that runs on there, its compare.py was killed", flush=True)
+            told = True
             time.sleep(0.2)
     with file or contextlib.nullcontext():
         yield None if file is None else file.fileno()
@@ -591,27 +593,53 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def alone(args: Args) -> Iterator[None]:
+    """Keep every other process that runs cells from OUT; a mere drawing keeps and asks nobody.
+
+    Raises:
+        BlockingIOError: another one runs there, naming it.
+    """
+    if args.draw_only:
+        yield
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    with runs.lock(args.out):
+        yield
+
+
+def run_and_draw(args: Args, cells: list[Cell], words: list[str], command: str) -> list[Outcome]:
+    """Run what is missing, write figures and table, and return what failed.
+
+    Raises:
+        ValueError, OSError: as `claim`, `check_finished` and `run_on_ray` do.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    recorded = claim(args.out, words, command, args.draw_only)
+    missing = [cell for cell in cells if not check_finished(cell, recorded)]
+    if args.draw_only and not any(cell.run() for cell in cells):
+        raise ValueError(f"out={args.out}: holds none of these runs")
+    failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
+    results.plot_panels(args.out / "curves.png", panels(cells))
+    if args.beside:
+        results.plot_panels(args.out / "beside.png", panels_beside(args))
+    command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
+    found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
+    runs.write_summary(args.out / "results.json", found)
+    runs.write_atomically(args.out / "table.md", results.tabulate(found))
+    return failed
+
+
 def main(argv: Sequence[str]) -> None:
     """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
     try:
         args, words = parse(argv)
-        command = shlex.join(["python", "agents/compare.py", *argv])
         cells = plan(args)
         fresh = [cell for cell in cells if cell.run() is None]
         if words and fresh and not args.draw_only and args.address is None:  # a cluster may have what is not here
             check_words(fresh[0], words, args.agents_dir)
-        recorded = claim(args.out, words, command, args.draw_only)
-        missing = [cell for cell in cells if not check_finished(cell, recorded)]
-        if args.draw_only and not any(cell.run() for cell in cells):
-            raise ValueError(f"out={args.out}: holds none of these runs")
-        failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
-        results.plot_panels(args.out / "curves.png", panels(cells))
-        if args.beside:
-            results.plot_panels(args.out / "beside.png", panels_beside(args))
-        command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
-        found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
-        runs.write_summary(args.out / "results.json", found)
-        runs.write_atomically(args.out / "table.md", results.tabulate(found))
+        with alone(args):
+            failed = run_and_draw(args, cells, words, shlex.join(["python", "agents/compare.py", *argv]))
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -57,10 +58,12 @@ def use_deterministic(on: bool) -> None:
     torch.use_deterministic_algorithms(on)
 
 
+@functools.cache
 def commit() -> str:
     """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout.
 
-    The variable NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
+    It stays what it was when first asked for, as the code that a process has loaded does. The variable
+    NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
     """
     told = os.environ.get("NOISY_ENVS_COMMIT")
     if told:

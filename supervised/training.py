@@ -442,9 +442,19 @@ def run_all(args: Args, columns: Sequence[str], make_task: Callable[[Any, str], 
     """Run what is missing, `args.jobs` at a time, and return the summaries of all cells.
 
     Raises:
+        BlockingIOError: another process runs in OUT, naming it.
         ValueError, FloatingPointError: as `train` does.
         KeyboardInterrupt: after Ctrl-C.
     """
+    args.out.mkdir(parents=True, exist_ok=True)
+    with lock(args.out):  # two that share it would each take a run that the other is to come to
+        return run_missing(args, columns, make_task)
+
+
+def run_missing(
+    args: Args, columns: Sequence[str], make_task: Callable[[Any, str], Task]
+) -> dict[Cell, dict[str, Any]]:
+    """Run what is missing, a line for each, and return the summaries of all cells; see `run_all`."""
     cells = list(dict.fromkeys(
         Cell(column, pool, seed, fold)
         for seed in args.seeds for fold in args.folds for column in columns for pool in args.pools

@@ -424,8 +424,19 @@ def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, he
     assert len(calls) == 3 * len(heads) and sum("--resume" in call for call in calls) == 3
 
 
+def test_a_second_comparison_of_one_folder_is_refused(field):
+    field.out.mkdir()
+    with runs.lock(field.out), pytest.raises(SystemExit, match=f"out is in use by another process, {os.getpid()};"):
+        field.run()
+    assert not field.calls() and not (field.out / "command.json").exists()
+    field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
+    with runs.lock(field.out):
+        field.run("--draw-only", heads=["adapool"], levels=[CLEAN], seeds="1")  # which writes but what it draws
+    assert len(field.calls()) == 1
+
+
 @posix
-def test_no_run_is_taken_up_while_its_agent_lives_on(field):
+def test_no_run_is_taken_up_while_its_agent_lives_on(field, capsys):
     field.trouble("orphan")
     command = [
         sys.executable,
@@ -435,6 +446,7 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field):
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     field.run(heads=["adapool"], levels=[CLEAN], seeds="2")
     assert len(field.calls()) == 1  # it was waited for, and not run again
+    assert capsys.readouterr().out.count("waiting for the agent that runs on there") == 1
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ def test_scripts_run(tmp_path, script):
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     files = sorted(path.name for path in out.iterdir() if path.is_file())
-    assert files == sorted(["table.md", "results.json", *FIGURES[script]])
+    assert files == sorted([".lock", "table.md", "results.json", *FIGURES[script]])
     for name in FIGURES[script]:
         assert (out / name).read_bytes().startswith(b"\x89PNG") and (out / name).stat().st_size > 10_000
     text = (out / "table.md").read_text()
