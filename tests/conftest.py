@@ -5,9 +5,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ each_id = pytest.mark.parametrize("env_id", IDS)
 each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
 each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
+
+
+def each_head_and(name: str, values: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrise over heads and what `name` can be: each of both in each run of the tests, all pairs in slow ones."""
+    values = list(values)
+    turns = max(len(HEADS), len(values))
+    quick = {(HEADS[i % len(HEADS)], values[i % len(values)]) for i in range(turns)}
+    pairs = [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in product(HEADS, values)]
+    return pytest.mark.parametrize(("head", name), pairs)
+
+
 each_control = pytest.mark.parametrize(("env_id", "options"), CONTROLS)
 # of games in which agents can follow a policy
 each_policed_control = pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import GAMES, HEADS, load_agent, train_tiny
+from conftest import GAMES, each_head_and, load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -138,8 +138,7 @@ GAME_WORDS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("game", GAME_WORDS)
+@each_head_and("game", GAME_WORDS)
 def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch, capsys):
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])

@@ -1,11 +1,12 @@
 """Worlds that a device resets by itself are those that the host resets; here the CPU is taken for such a device."""
 
 from functools import partial
+from itertools import cycle
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import TEAM_CASES, each_case, each_game
+from conftest import CASE_NAMES, CASES, TEAM_CASES, each_case, each_game
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
@@ -150,8 +151,11 @@ def test_copies_on_numpy(env_id, copy):
     assert np.shares_memory(first["_snr"], second["_snr"]) == (not copy)
 
 
-@each_mode
-@each_case
+@pytest.mark.parametrize(  # each case in one mode, so that each game is in all
+    ("env_id", "options", "mode"),
+    [(*case, mode) for case, mode in zip(CASES, cycle(MODES), strict=False)],
+    ids=[f"{name}-{mode.name}" for name, mode in zip(CASE_NAMES, cycle(MODES), strict=False)],
+)
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(noisy_envs.graphs, "Recorded", Played)

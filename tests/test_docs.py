@@ -6,6 +6,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from conftest import GAMES, make
 
 import noisy_envs
+from noisy_envs import runs
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES
 from noisy_envs.shells.single import TokenEnv
@@ -42,13 +44,26 @@ def test_program_in_the_text(block, capsys):
         assert printed in shown
 
 
+@pytest.fixture
+def handlers():
+    """Leave the handlers of signals as they were: programs set their own."""
+    before = {number: signal.getsignal(number) for number in runs.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_command_in_the_text(script):
+def test_command_in_the_text(script, monkeypatch, capsys, handlers):
     """Every flag that the text gives a program is one of its own."""
     for package in ("torch", "tyro", *(["sklearn"] if script.startswith("supervised") else [])):
         pytest.importorskip(package)
-    words = [sys.executable, script, "--help"]
-    shown = subprocess.run(words, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    monkeypatch.syspath_prepend((ROOT / script).parent)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert not end.value.code
+    shown = capsys.readouterr().out
     for command in COMMANDS:
         own, _, _ = command.partition(" -- ")  # what follows is another program's
         if own.split()[0] == script:

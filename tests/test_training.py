@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, load_supervised
 
+from noisy_envs import runs
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
 training = load_supervised("training")
@@ -250,7 +252,7 @@ def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
     """They differ by rounding; heads of width 2 take the way of our own attention, which is made wrong at last."""
 
     def error(name, **words):
-        args = small(tmp_path / name, heads=4, dropout=0.0, init_std=0.5, **words)
+        args = small(tmp_path / name, heads=4, layers=1, dropout=0.0, init_std=0.5, **words)
         return training.train(aggregation.make_task(args, "max"), CELL, args)["test_error"]
 
     usual, compiled = error("usual"), error("compiled", compile=True)
@@ -309,6 +311,14 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert made == ["max"] and "2 runs, 1 of them done before" in capsys.readouterr().out
 
 
+def test_a_second_process_in_one_folder_is_refused(tmp_path):
+    args = settings(tmp_path, seeds=(1, 2))
+    told = f"{args.out} is in use by another process, {os.getpid()};"
+    with runs.lock(args.out), pytest.raises(BlockingIOError, match=re.escape(told)):
+        training.run_all(args, ["max"], lambda args, column: Fake())
+    assert not list(args.out.glob("*/*/*/summary.json"))
+
+
 OTHER = {
     "epochs": 5, "batch_size": 10, "learning_rate": 0.2, "width": 2, "dropout": 0.1, "weight_decay": 0.5,
     "schedule": "cosine", "warmup": 0.5, "max_grad_norm": 1.0, "attention_scale": "head", "init_std": 0.1,
@@ -323,6 +333,7 @@ def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
         training.run_all(args, ["max"], lambda args, column: Fake())
     else:
         stop(tmp_path, stop_at)
+    (tmp_path / ".lock").write_text(f"{os.getpid()}\n")  # as it is when a run began
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"^{name}={OTHER[name]}: .*seed-1-fold-2.* is of .*; use another --out"):
         training.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
@@ -630,8 +641,12 @@ def until(condition, seconds=60):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for orphans in /proc")
 @pytest.mark.parametrize(
     ("jobs", "number", "group"),
-    [(1, signal.SIGINT, True), (2, signal.SIGINT, True), (2, signal.SIGTERM, False), (2, signal.SIGKILL, False)],
-    ids=["1-Ctrl-C", "2-Ctrl-C", "2-SIGTERM", "2-SIGKILL"],
+    [
+        pytest.param(1, signal.SIGINT, True, marks=pytest.mark.slow, id="1-Ctrl-C"),
+        pytest.param(2, signal.SIGINT, True, id="2-Ctrl-C"),
+        pytest.param(2, signal.SIGTERM, False, marks=pytest.mark.slow, id="2-SIGTERM"),
+        pytest.param(2, signal.SIGKILL, False, id="2-SIGKILL"),
+    ],
 )
 def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted, jobs, number, group):
     process = start(tmp_path, uninterrupted / "data", jobs)

@@ -85,7 +85,7 @@ def arrays_in(result: Any) -> list[Any]:
 def test_equals_vector_of_singles(env_id, options, mode):
     both = [maker(env_id, 4, mode, **options, max_steps=40) for maker in (native, sync)]
     ends = np.zeros(4, int)
-    for t, (ours, theirs) in enumerate(zip(*(staggered(envs, 500) for envs in both), strict=True)):
+    for t, (ours, theirs) in enumerate(zip(*(staggered(envs, 250) for envs in both), strict=True)):
         assert_same(ours, theirs, f"result {t}")
         ends += (ours[2] | ours[3]) if len(ours) == 5 else 0
     assert ends.min() >= 5 and len(set(ends)) > 1
@@ -765,7 +765,7 @@ def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend,
     team, alone = FIRST_TEAM[ENVIRONMENTS[env_id][0]]
     options = {**options, **alone, "max_steps": 5, "backend": backend}
     both = [native(env_id, 3, mode, **options, learners=learners) for learners in ("first", team)]
-    for ours, theirs in zip(*(staggered(envs, 60, backend=backend) for envs in both), strict=True):
+    for ours, theirs in zip(*(staggered(envs, 30, backend=backend) for envs in both), strict=True):
         assert theirs[0].shape[1] == 1
         assert_same(ours, without_agent_axis(theirs))
     assert_same(both[0].state, both[1].state)
@@ -907,13 +907,13 @@ def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
 
 @pytest.mark.parametrize("game", GAMES)
 def test_any_number_of_compiled_environments(game, monkeypatch):
-    """Dynamo refuses the ninth variant of one function."""
+    """Dynamo refuses the ninth variant of one function, here the second."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
-    for options in VARIANTS[game].values():
-        for team in ("first", *CORES[game](**options).teams):
-            envs = native(GAMES[game], 2, backend="torch", compile=True, learners=team, **options)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for options in list(VARIANTS[game].values())[:2]:
+            envs = native(GAMES[game], 2, backend="torch", compile=True, **options)
             envs.reset(seed=0)
             envs.step(to_backend(still(envs.action_space), "torch"))
 

@@ -9,7 +9,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, HEADS, ROOT, each_game, each_id, load_agent, train_tiny
+from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__, foreign, pictures, watch
 from noisy_envs.reference import play_reference, reference_returns
@@ -145,8 +145,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 # Checkpoints
 
 
-@pytest.mark.parametrize("head", HEADS)
-@each_game
+@each_head_and("env_id", GAMES.values())
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")

@@ -200,7 +200,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
     roles = {spec.padding} | set(map(float, spec.roles.values())) if spec.padded else set(spec.roles.values())
-    for result in play(env, draw_actions(env.action_space, 1000), seed=0):
+    for result in play(env, draw_actions(env.action_space, 300), seed=0):
         observation, info = result[0], result[-1]
         assert observation in env.observation_space
         tokens = observation["tokens"] if stack == "mask" else observation.reshape(spec.num_tokens, spec.num_features)
@@ -402,11 +402,11 @@ def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMod
     ours = around(base, stack, sync(base, 2, mode, steps=60))
     theirs = of_singles(base, stack, 2, mode, steps=60)
     ends = 0
-    for a, b in zip(playing(ours, 500, seed=1), playing(theirs, 500, seed=1), strict=True):
+    for a, b in zip(playing(ours, 250, seed=1), playing(theirs, 250, seed=1), strict=True):
         assert_same(a[:-1], b[:-1])
         assert_same(a[-1]["signal_mask"], b[-1]["signal_mask"])
         ends += 0 if len(a) == 2 else int((a[2] | a[3]).sum())
-    assert ends >= 10
+    assert ends >= 6
 
 
 @each_base
