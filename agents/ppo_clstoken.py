@@ -679,6 +679,8 @@ def env_options(args: Args) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals:
             raise ValueError(f"options={word!r}: must be NAME=VALUE")
+        if name in options:
+            raise ValueError(f"options={word!r}: {name} is given twice")
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three for odd nesting
@@ -691,6 +693,8 @@ def env_options(args: Args) -> dict[str, Any]:
     for setting, (known, number) in asked.items():
         if game not in known:
             raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registry.in_words(known)}")
+        if known[game] in options and not args.evaluate:  # which asks for other noise than a run's own
+            raise ValueError(f"{setting}={number}: {known[game]} is among the options too, give one of them")
         options[known[game]] = number
     return options
 
@@ -728,14 +732,21 @@ def team(args: Args) -> str:
     return "predators" if args.num_agents > 1 else "first"
 
 
-def make_envs(args: Args, num_envs: int, purpose: str, first: int = 0) -> tuple[Any, Tensor]:
+def unseen(args: Args, trained: Args | None) -> dict[str, Any]:
+    """Return the options of an evaluation: no level is of those that a run of the settings `trained` draws from."""
+    options = env_options(args)
+    return options | registry.held_out(args.env_id, options, env_options(trained or args))
+
+
+def make_envs(
+    args: Args, num_envs: int, purpose: str, first: int = 0, trained: Args | None = None
+) -> tuple[Any, Tensor]:
     """Make worlds, and return them with what their learners see (R, N, D).
 
-    Their seeds belong to this run and purpose alone; `first` is the number of the first world.
+    Their seeds belong to this run and purpose alone; `first` is the number of the first world. To evaluate, `trained`
+    are the settings of training, where `args` are others.
     """
-    options = env_options(args)
-    if purpose == "evaluate":
-        options |= registry.held_out(args.env_id, options)
+    options = unseen(args, trained) if purpose == "evaluate" else env_options(args)
     envs: Any
     if is_foreign(args):
         envs = foreign.ForeignVectorEnv(game_of(args), num_envs, args.device)
@@ -758,13 +769,15 @@ def references(args: Args) -> References:
 
     They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
     """
+    unknown = References(math.nan, math.nan)
     if team(args) == "all" and registry.find(args.env_id)[0] == "simple_tag":
-        return References(math.nan, math.nan)
+        return unknown
     if is_foreign(args):
-        return game_of(args).references
-    as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
-    found = reference_returns(args.env_id, None if as_registered else env_options(args))
-    return References(math.nan, math.nan) if found.random == found.oracle else found
+        found = game_of(args).references
+    else:
+        as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
+        found = reference_returns(args.env_id, None if as_registered else env_options(args))
+    return found if found.oracle > found.random else unknown
 
 
 def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
@@ -775,9 +788,9 @@ def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator)
     return agent.sample(parameters, agent.noise((len(tokens),), args.device, generator))
 
 
-def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
+def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = None) -> np.ndarray:
     """Play one episode in each of `episodes` worlds that training never sees: mean returns of the learners (E,)."""
-    envs, tokens = make_envs(args, episodes, "evaluate")
+    envs, tokens = make_envs(args, episodes, "evaluate", trained=trained)
     agent.spec = envs.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
     total = torch.zeros(episodes, device=args.device)
@@ -792,15 +805,14 @@ def evaluate(agent: Agent, args: Args, episodes: int) -> np.ndarray:
     return total.cpu().numpy()
 
 
-def film(agent: Agent, args: Args) -> list[np.ndarray]:
+def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
     game, parameters = registry.find(args.env_id)
-    options = parameters | env_options(args) | registry.held_out(args.env_id, env_options(args))
     env: Any
     if is_foreign(args):
         env = foreign.OneForeign(game_of(args))
     else:
-        env = ParallelTokenEnv(game, "rgb_array", team(args), **options)
+        env = ParallelTokenEnv(game, "rgb_array", team(args), **(parameters | unseen(args, trained)))
     observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
     agent.spec = env.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
@@ -824,14 +836,14 @@ def parse(argv: Sequence[str]) -> Args:
     first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
-        saved = load_args(Path(chosen.evaluate[0]))
-        args = tyro.cli(Args, args=argv, default=dataclasses.replace(saved, num_noise=()))
-        if args.env_id != saved.env_id:
-            check_game(args)
+        args = asked_of(argv, Path(chosen.evaluate[0]))
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
         args = tyro.cli(Args, args=argv, default=saved)
-        args = dataclasses.replace(args, resume=runs.checkpoint_path(Path(chosen.resume)).parent)
+        path = runs.checkpoint_path(Path(chosen.resume))
+        if path.name != "checkpoint.pt":
+            raise ValueError(f"resume={chosen.resume!r}: must be a run's folder, which goes on from its checkpoint.pt")
+        args = dataclasses.replace(args, resume=path.parent)
         check_resumed(saved, args)
     else:
         env_id = chosen.env_id or registry.PARALLEL.get(chosen.parallel_env, Args.env_id)
@@ -851,6 +863,21 @@ def parse(argv: Sequence[str]) -> Args:
     return args
 
 
+def asked_of(argv: Sequence[str], path: Path) -> Args:
+    """Return the settings of a run's evaluation: its own, where a word does not tell otherwise.
+
+    Raises:
+        ValueError: the run has learned another game than is asked for.
+    """
+    own = load_args(path)
+    args = tyro.cli(Args, args=argv, default=dataclasses.replace(own, num_noise=()))
+    args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
+    game, _ = registry.find(args.env_id)
+    if args.env_id != own.env_id and (game != registry.find(own.env_id)[0] or game == registry.FOREIGN):
+        raise ValueError(f"env_id={args.env_id!r}: {path} learned another game, {own.env_id}")
+    return args
+
+
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
     path = runs.checkpoint_path(folder)
@@ -862,8 +889,17 @@ def load_args(folder: Path) -> Args:
     known = {field.name for field in dataclasses.fields(Args)}
     if saved.keys() != known:
         raise ValueError(f"{folder} is of another version of this file: it differs in {sorted(saved.keys() ^ known)}")
-    with runs.taking_up(path):
-        return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+    for name, value in saved.items():
+        check_kind(path, name, value)
+    return Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+
+
+def check_kind(path: Path, name: str, value: Any) -> None:
+    """Raise ValueError if a setting in a checkpoint is of another kind than its default."""
+    default = getattr(Args, name)
+    kind = str if isinstance(default, Path) else type(default)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ValueError(f"{path} is no checkpoint of an agent: {name}={value!r} must be of the kind {kind.__name__}")
 
 
 def check_resumed(saved: Args, args: Args) -> None:
@@ -878,15 +914,6 @@ def check_resumed(saved: Args, args: Args) -> None:
         )
     if torch.device(args.device).type != torch.device(saved.device).type:
         raise ValueError(f"device={args.device!r}: the run to resume was on {saved.device!r}")
-
-
-def check_game(args: Args) -> None:
-    """Raise ValueError if a run to evaluate has learned another game than that of the id that is asked for."""
-    for path in args.evaluate:
-        learned, asked = load_args(path).env_id, args.env_id
-        game, _ = registry.find(asked)
-        if game != registry.find(learned)[0] or (game == registry.FOREIGN and asked != learned):
-            raise ValueError(f"env_id={asked!r}: {path} learned another game, {learned}")
 
 
 def check(args: Args) -> None:
@@ -1014,6 +1041,8 @@ class Trainer:
                 path = runs.checkpoint_path(args.resume)
                 with runs.taking_up(path):
                     self.load(path)
+                if RANK == 0 and (self.folder / "metrics.csv").exists():
+                    runs.read_metrics(self.folder / "metrics.csv")  # damaged, it is told before a step is played
             if args.track and RANK == 0:
                 name, resumed = self.folder.name, args.resume is not None
                 self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
@@ -1257,24 +1286,24 @@ def in_words(found: dict[str, Any], args: Args) -> str:
     return text if name == "return" else f"{text}, return {found['return']:.3f}"
 
 
-def evaluate_all(args: Args) -> list[dict[str, Any]]:
+def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
     """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows.
+
+    Words of `argv` are for all checkpoints, what no word tells is each one's own, but for how it is evaluated: `args`,
+    of the first.
 
     Raises:
         ValueError, OSError: before anything is played, naming a checkpoint or setting that does not fit.
     """
-    first = load_args(args.evaluate[0])
-    common = {"device", "threads", "eval_episodes"}  # for all checkpoints; what else is asked replaces their own
-    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(Args) if field.name != "num_noise"}
-    asked = {name: value for name, value in asked.items() if name in common or value != getattr(first, name)}
+    common = {name: getattr(args, name) for name in ("device", "threads", "eval_episodes")}
     players = []
     for path in dict.fromkeys(args.evaluate):
         own = load_args(path)
-        saved = dataclasses.replace(own, **asked)
+        asked = dataclasses.replace(asked_of(argv, path), **common)
         content = runs.load_checkpoint(runs.checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
-        for noise in noises or [saved.num_noise]:
-            here = dataclasses.replace(saved, num_noise=noise)
+        for noise in noises or [own.num_noise]:
+            here = dataclasses.replace(asked, num_noise=noise)
             check(here)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
             load_weights(agent, runs.checkpoint_path(path), content)
@@ -1282,7 +1311,7 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
     for path, own, here, agent in players:
-        found = score(evaluate(agent, here, here.eval_episodes), references(here), here.seed)
+        found = score(evaluate(agent, here, here.eval_episodes, own), references(here), here.seed)
         told = {"run": str(path), "seed": own.seed, "env_id": here.env_id}
         told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
@@ -1293,8 +1322,8 @@ def evaluate_all(args: Args) -> list[dict[str, Any]]:
         runs.plot_scores(folder / "matrix.png", rows)
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     if args.record is not None:  # last: an error in drawing must not cost the result
-        path, _, here, agent = players[0]
-        runs.write_video(args.record, film(agent, here), fps=10)
+        path, own, here, agent = players[0]
+        runs.write_video(args.record, film(agent, here, own), fps=10)
         print(f"see an episode of {name_of(path, here)}, in {args.record}")
     return rows
 
@@ -1326,8 +1355,13 @@ def finished(args: Args) -> dict[str, Any] | None:
         left = args.total_timesteps - step
     if left >= args.num_envs * args.num_steps * num_learners(args):
         return None
+    if draws(args) and not (args.resume / "episode.gif").exists():
+        return None
     summary = runs.read_summary(args.resume / "summary.json")
-    return summary if summary.get("steps") == step else None  # else it is of before the run was made longer
+    evaluated = {name: getattr(args, name) for name in ("eval_episodes", "eval_actions")}
+    settings = summary.get("settings")
+    same = isinstance(settings, dict) and settings.items() >= evaluated.items()
+    return summary if same and summary.get("steps") == step else None  # else it is of before the run was made longer
 
 
 def pace(args: Args) -> str:
@@ -1383,7 +1417,7 @@ def main(argv: Sequence[str]) -> Any:
         torch.set_num_threads(args.threads)
         runs.use_deterministic(args.deterministic)
         if args.evaluate:
-            return evaluate_all(args)
+            return evaluate_all(args, argv)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NOISE_OPTIONS = tuple(inspect.signature(noisy_tokens).parameters)[1:]  # of the wrappers; all others are the game's
 EPISODES = 100  # of random play, for the reference
+LONGEST = 10_000  # steps of an episode, where neither the id nor an option limits them: some policies never end one
 SEED = 2**31 - 1 - EPISODES  # of random play: far from those of runs; old environments take no larger ones
 
 
@@ -97,6 +98,8 @@ class Game:
             return noisy_tokens(env, **noise)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ValueError(f"env_id={self.env_id!r}: {error}") from None
+        except (LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError) as error:  # of the author
+            raise ValueError(f"env_id={self.env_id!r}: {type(error).__name__}: {error}") from error
 
     def make_vec(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         """Make environments that play at once where the game is `native`, and in turn elsewhere."""
@@ -108,7 +111,10 @@ class Game:
 
     def _divided(self) -> tuple[dict[str, Any], dict[str, Any]]:
         noise = {name: value for name, value in self.options.items() if name in NOISE_OPTIONS}
-        return {"num_noise": 0} | noise, {name: x for name, x in self.options.items() if name not in noise}
+        own = {name: value for name, value in self.options.items() if name not in noise}
+        if self.spec.max_episode_steps is None and not self.native:
+            own = {"max_episode_steps": LONGEST} | own
+        return {"num_noise": 0} | noise, own
 
     @cached_property
     def references(self) -> References:

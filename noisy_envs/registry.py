@@ -135,16 +135,24 @@ def core_class(game: Game) -> type:
     return CORES[game]
 
 
-def held_out(env_id: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the options with which to evaluate what an environment has taught, beside seeds of their own.
+def held_out(
+    env_id: str, options: dict[str, Any] | None = None, trained: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what to add to the `options` of an evaluation, beside seeds of its own.
 
-    Where training draws from a finite bank of levels, by the `options` it had, they are of the bank that follows.
+    Where an environment draws from a bank of levels, and training drew any of these, by the options `trained` that it
+    had (by default the same), it is the first level after training's bank.
     """
     game, parameters = find(env_id)
     if game != BoxWorld.name:
         return {}
-    bank = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})
-    return {"start_level": bank["start_level"] + bank["num_levels"]}
+
+    def bank(options: dict[str, Any] | None) -> range:
+        own = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})
+        return range(own["start_level"], own["start_level"] + own["num_levels"])
+
+    asked, known = bank(options), bank(options if trained is None else trained)
+    return {"start_level": known.stop} if asked.start < known.stop and known.start < asked.stop else {}
 
 
 def register() -> None:

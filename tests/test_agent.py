@@ -294,6 +294,31 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys, monkeypatch):
         assert capsys.readouterr().out.splitlines()[-1].startswith(f"{folder} is finished")
 
 
+def test_a_finished_run_is_evaluated_and_filmed_anew_where_that_is_asked(tmp_path):
+    summary, folder = run(tmp_path, "--total-timesteps", "64", "--options", "max_steps=3")
+    more = ppo.main(["--resume", str(folder), "--eval-episodes", "5"])
+    assert more["eval_episodes"] == 5 and more["return"] != summary["return"] and more["steps"] == summary["steps"]
+    assert json.loads((folder / "summary.json").read_text())["eval_episodes"] == 5
+    ppo.main(["--resume", str(folder), "--gif"])
+    assert (folder / "episode.gif").is_file()
+
+
+def test_a_copy_of_the_checkpoint_is_not_taken_up(tmp_path):
+    _, folder = run(tmp_path, "--total-timesteps", "64")
+    shutil.copy(folder / "checkpoint.pt", folder / "good.pt")
+    with pytest.raises(SystemExit, match=r"good.pt': must be a run's folder, which goes on from its checkpoint.pt"):
+        ppo.main(["--resume", str(folder / "good.pt")])
+
+
+def test_damaged_metrics_are_told_before_a_step(tmp_path, monkeypatch):
+    _, folder = run(tmp_path, "--total-timesteps", "128", "--no-anneal-lr")
+    path = folder / "metrics.csv"
+    path.write_text(path.read_text().replace("\n64,", "\n6x4,"))
+    monkeypatch.setattr(ppo.Trainer, "iterate", lambda trainer: pytest.fail("a step was played"))
+    with pytest.raises(SystemExit, match=r"^error: .*metrics.csv, line 2: must be"):
+        ppo.main(["--resume", str(folder), "--total-timesteps", "256"])
+
+
 def test_the_bar_tells_a_score_only_where_there_is_one(tmp_path, capsys):
     run(tmp_path / "known", "--total-timesteps", "64", "--options", "max_steps=3")
     assert "return=" in (told := capsys.readouterr().err) and "score=" in told and "nan" not in told

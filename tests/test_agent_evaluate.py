@@ -1,5 +1,6 @@
 """Evaluations: fresh seeds, the same result twice, a matrix over noise, films with weights, one line for errors."""
 
+import dataclasses
 import json
 from itertools import product
 
@@ -12,7 +13,7 @@ pytest.importorskip("tyro")
 import torch
 from PIL import Image
 
-from noisy_envs import runs
+from noisy_envs import registry, runs
 from noisy_envs.reference import reference_returns
 from noisy_envs.shells.parallel import ParallelTokenEnv
 
@@ -76,6 +77,22 @@ def test_what_is_asked_for_episodes_holds_for_all_checkpoints(ppo, trained, tmp_
     assert rows[1]["return"] == alone["return"] != first["return"]
 
 
+def test_a_word_holds_for_all_checkpoints_though_it_is_the_firsts_own_setting(ppo, trained, tmp_path):
+    words = ["--env-id", "noisy_envs/SimpleCentroid-1v3v28-v0", "--preset", "fast", "--eval-actions", "sampled"]
+    _, other = train_tiny(ppo, tmp_path / "run", *words, *SHORT)
+    asked = ["--env-id", CENTROID, "--eval-actions", "best"]
+    rows, _ = evaluate(ppo, tmp_path / "out", trained[4][1], other, *asked)
+    assert [(row["env_id"], row["eval_actions"]) for row in rows] == [(CENTROID, "best")] * 2
+    rows, _ = evaluate(ppo, tmp_path / "own", trained[4][1], other)
+    assert [(row["env_id"], row["eval_actions"]) for row in rows] == [(CENTROID, "best"), (words[1], "sampled")]
+
+
+def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
+    assert registry.held_out(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
+    assert registry.held_out(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
+    assert registry.held_out(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
+
+
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
         args = ppo.parse(["--seed", str(seed), "--num-envs", "512"])
@@ -83,11 +100,17 @@ def test_training_never_plays_a_seed_of_the_evaluation(ppo):
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
 
-@pytest.mark.parametrize("options", [[], ["num_levels=300000"], ["start_level=200000", "num_levels=9"]])
-def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo, options, monkeypatch):
+BANKS = [[], ["num_levels=300000"], ["start_level=200000", "num_levels=9"]]
+
+
+@pytest.mark.parametrize("other", [*BANKS, ["start_level=5", "num_levels=9"]])
+@pytest.mark.parametrize("options", BANKS)
+def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo, options, other, monkeypatch):
     args = ppo.parse(["--env-id", BOX, "--options", "max_steps=2", *options])
     core, made = ppo.game_of(args), []
-    monkeypatch.setattr(ppo, "make_envs", lambda *words, make=ppo.make_envs: made.append(make(*words)) or made[-1])
+    monkeypatch.setattr(
+        ppo, "make_envs", lambda *words, make=ppo.make_envs, **rest: made.append(make(*words, **rest)) or made[-1]
+    )
     monkeypatch.setattr(
         ppo,
         "ParallelTokenEnv",
@@ -95,8 +118,9 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     )
     train, _ = ppo.make_envs(args, 50, "train")
     agent = ppo.plain_agent(args, train)
-    ppo.evaluate(agent, args, 50)
-    ppo.film(agent, args)
+    asked = dataclasses.replace(args, options=("max_steps=2", *other))
+    ppo.evaluate(agent, asked, 50, args)
+    ppo.film(agent, asked, args)
     bank = range(core.start_level, core.start_level + core.num_levels)
     assert all(level in bank for level in train.state.level.tolist())
     assert not any(level in bank for level in made[1][0].state.level.tolist())
@@ -205,6 +229,20 @@ def damage(folder, how):
     elif how == "missing":
         path.unlink()
     return path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_envs", "4"), ("hidden_dim", [32]), ("env_id", 3), ("device", 0), ("gamma", None), ("seed", 1.5),
+     ("anneal_lr", "no"), ("run_dir", None), ("options", "max_steps=3")],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_refused(ppo, trained, name, value, tmp_path):
+    content = torch.load(trained[4][1] / "checkpoint.pt")
+    runs.save_checkpoint(tmp_path / "checkpoint.pt", {**content, "args": {**content["args"], name: value}})
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--evaluate", str(tmp_path), "--run-dir", str(tmp_path / "out")])
+    told = str(end.value)
+    assert told.startswith(f"error: {tmp_path / 'checkpoint.pt'} is no checkpoint") and f"{name}={value!r}" in told
 
 
 DAMAGES = ["cut short", "empty", "text", "a tensor", "another program's", "another version's", "another head's"]

@@ -228,6 +228,33 @@ def test_references_are_random_play_and_the_threshold():
     assert all(map(math.isnan, foreign.Game("Odd-v0").references))
 
 
+class Endless(Odd):
+    """Never ends, and pays nothing."""
+
+    def step(self, action):
+        return *super().step(action)[:1], 0.0, False, False, {}
+
+
+class Broken(Odd):
+    def __init__(self, render_mode=None):
+        raise KeyError("9x9")
+
+
+@pytest.fixture
+def rough(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.register("Endless-v0", Endless, reward_threshold=0.0)
+    gymnasium.register("Broken-v0", Broken)
+    monkeypatch.setattr(foreign, "LONGEST", 40)
+
+
+def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_no_score(ppo, rough, tmp_path):
+    summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Endless-v0", "--preset", "fast")
+    assert summary["return"] == 0 and math.isnan(summary["score"])
+    game = foreign.Game("Endless-v0", {"max_episode_steps": 7})
+    assert game.make().spec.max_episode_steps == 7 and foreign.Game(CARTPOLE).make().spec.max_episode_steps == 500
+
+
 ROLES = {"query": 0, "speed": 1, "angle[0]": 2, "noise": 3}
 SPEC = TokenSpec(5, ("value", "role"), ROLES)
 
@@ -336,9 +363,12 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
         (["--env-id", CARTPOLE, "--num-agents", "2"], "num_agents=2: CartPole-v1 has none"),
         (["--env-id", CARTPOLE, "--options", "wind=3"], "wind"),
         (["--env-id", "Odd-v0", "--options", "num_noise=x"], "num_noise='x'"),
+        (["--env-id", "Broken-v0"], "env_id='Broken-v0': KeyError: '9x9'"),
+        ([*WORDS, "--options", "num_noise=9"], "num_noise=4: num_noise is among the options too"),
+        ([*WORDS[:2], "--options", "num_noise=9", "num_noise=2"], "options='num_noise=2': num_noise is given twice"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(ppo, words, told, tmp_path):
+def test_what_cannot_be_trained_is_refused_in_one_line(ppo, rough, words, told, tmp_path):
     with pytest.raises(SystemExit) as stop:
         ppo.main([*words, "--run-dir", str(tmp_path)])
     assert str(stop.value).startswith("error: ") and told in str(stop.value) and "\n" not in str(stop.value)

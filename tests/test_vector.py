@@ -83,7 +83,7 @@ def arrays_in(result: Any) -> list[Any]:
 @each_case
 @each_mode
 def test_equals_vector_of_singles(env_id, options, mode):
-    both = [maker(env_id, 4, mode, **options, max_steps=40) for maker in (native, sync)]
+    both = [maker(env_id, 4, mode, **options, max_steps=20) for maker in (native, sync)]
     ends = np.zeros(4, int)
     for t, (ours, theirs) in enumerate(zip(*(staggered(envs, 250) for envs in both), strict=True)):
         assert_same(ours, theirs, f"result {t}")
