@@ -1177,6 +1177,18 @@ def test_options_are_checked(module: Any) -> None:
         module.TokenizeObservation(env.env, squash="yes")
 
 
+@pytest.mark.parametrize("num_envs", [0, 2])
+def test_numpys_numbers_are_taken_as_pythons(num_envs: int) -> None:
+    def made(**options: Any) -> Any:
+        env: Any = gymnasium.make_vec("CartPole-v1", num_envs) if num_envs else gymnasium.make("CartPole-v1")
+        return noisy_tokens(env, **options)
+
+    ours = made(num_noise=np.int64(2), scale=np.float32(0.5), frozen=np.True_, shuffle=np.False_, squash=np.array(True))
+    theirs = made(num_noise=2, scale=0.5, frozen=True, shuffle=False, squash=True)
+    assert ours.observation_space == theirs.observation_space
+    assert_same(*(play(env, draw_actions(env.action_space, 3), seed=0) for env in (ours, theirs)))
+
+
 @pytest.mark.parametrize("name", ["ShuffleTokens", "TokensAndMask", "FlattenTokens", "AddNoiseTokens"])
 def test_what_is_no_token_is_refused(name: str) -> None:
     options = {"num_noise": 1} if name == "AddNoiseTokens" else {}

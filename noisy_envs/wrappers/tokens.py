@@ -58,6 +58,7 @@ class Tokenize:
         Raises:
             ValueError: they cannot be flattened to a vector of fixed length.
         """
+        squash = plain(squash)
         check_flag("squash", squash)
         names = feature_names(space)
         if len(set(names)) < len(names):
@@ -197,6 +198,7 @@ class AddNoise(TokenRule):
         num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
         check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
         check_choice("distribution", distribution, DISTRIBUTIONS)
+        scale, frozen, shuffle = map(plain, (scale, frozen, shuffle))
         check_number("scale", scale, above=0)
         check_flag("frozen", frozen)
         check_flag("shuffle", shuffle)
