@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -151,6 +151,13 @@ def start(trainer: Trainer, root: Path) -> BaseProcess:
     return process
 
 
+def give_up(process: BaseProcess, reason: str) -> NoReturn:
+    """Kill a process that hangs, and raise TimeoutError."""
+    process.kill()
+    process.join()
+    raise TimeoutError(reason)
+
+
 def await_moment(process: BaseProcess, root: Path, aim: str, dice: random.Random, first_row: float) -> None:
     """Return at a moment of a kind, or when the process has ended."""
     begun, wanted, later = time.monotonic(), dice.randint(1, 4), dice.uniform(0, 0.3)
@@ -167,7 +174,7 @@ def await_moment(process: BaseProcess, root: Path, aim: str, dice: random.Random
             if changes == wanted:
                 break
         if time.monotonic() > begun + PATIENCE:
-            raise TimeoutError(f"nothing new in {root} for {PATIENCE:.0f} s")
+            give_up(process, f"nothing new in {root} for {PATIENCE:.0f} s")
         if aim == "row":
             time.sleep(0.002)
     if aim == "row":
@@ -189,8 +196,10 @@ def phase_of(root: Path, left: set[Path], before: dict[Path, int], length: int) 
 
 
 def finish(process: BaseProcess, root: Path) -> None:
-    """Wait for a process to end, and raise RuntimeError with its words if it failed."""
+    """Wait for a process to end, and raise RuntimeError with its words if it failed, TimeoutError if it hangs."""
     process.join(PATIENCE)
+    if process.exitcode is None:
+        give_up(process, f"{root} has not ended after {PATIENCE:.0f} s")
     if process.exitcode:
         told = (root / "log.txt").read_text(encoding="utf-8").strip().splitlines()
         raise RuntimeError(f"{root}: exit status {process.exitcode}: {told[-1] if told else 'no word'}")
@@ -200,7 +209,7 @@ def unbroken(trainer: Trainer, root: Path) -> float:
     """Make the run that nothing breaks; returns after how many seconds it had its first row."""
     root.mkdir()
     begun, process = time.monotonic(), start(trainer, root)
-    while not rows_of(root) and process.exitcode is None:
+    while not rows_of(root) and process.exitcode is None and time.monotonic() < begun + PATIENCE:
         time.sleep(0.01)
     first_row = time.monotonic() - begun
     finish(process, root)

@@ -307,21 +307,30 @@ def main(argv: Sequence[str]) -> int:
         if stopping:
             break
         file = None if args.out is None else args.out / name_of(env_id, args)
-        row = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else None
+        row = None if file is None else row_in(file)
         if row is None or (row["steps"] < args.steps and not row["faults"]):
             row = soak(env_id, args, stopping)
             if file is not None:
                 keep(file, row)
         rows.append(row)
     print(table(rows))
-    return 130 if stopping else int(any(row["faults"] for row in rows))
+    return runs.STOPPED if stopping else int(any(row["faults"] for row in rows))
+
+
+def row_in(file: Path) -> dict[str, Any] | None:
+    """Return the row in a file, or None where there is none: the folder may hold what others wrote."""
+    try:
+        found = runs.read_summary(file)
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found.keys() >= {"before", "after", "faults"} else None
 
 
 def keep(file: Path, row: dict[str, Any]) -> None:
     """Write a row, and beside it the table of all that lie there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(row, indent=1) + "\n")
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(file.parent.glob("*.json"))]
+    found = list(filter(None, map(row_in, sorted(file.parent.glob("*.json")))))
     write_atomically(file.parent / "table.md", table(found) + "\n")
 
 

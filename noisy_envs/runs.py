@@ -390,8 +390,13 @@ STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C
 def quiet_pipe() -> Iterator[None]:
     """End silently when what reads the output, `head` say, has read enough.
 
-    A letter that the output's encoding lacks becomes "?": on Windows a pipe or file knows neither − nor ≤.
+    A letter that the output's encoding lacks becomes "?": on Windows a pipe or file knows neither − nor ≤. What goes
+    to an output that was closed, by `>&-` say, is lost.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(nowhere, "w", encoding="utf-8", closefd=False))  # open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -475,19 +475,47 @@ def run_missing(
 def outcomes(
     args: Args, cells: list[Cell], make_task: Callable[[Any, str], Task]
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run cells and yield their summaries as they end.
+    """Run cells and yield their summaries as they end; one that diverges is told, and the others go on.
+
+    Raises:
+        FloatingPointError: at last, naming those that diverged.
+    """
+    diverged = []
+    for cell, found in attempts(args, cells, make_task):
+        if isinstance(found, FloatingPointError):
+            print(f"diverged: {found}", flush=True)
+            diverged.append(str(cell))
+        else:
+            yield cell, found
+    if diverged:
+        hint = "leave them out for a table of the others, or change the settings and --out"
+        raise FloatingPointError(f"diverged: {', '.join(sorted(diverged))}; {hint}")
+
+
+def attempt(args: Args, cell: Cell, make_task: Callable[[Any, str], Task]) -> dict[str, Any] | FloatingPointError:
+    """Run a cell, and return its summary, or the error where it diverged."""
+    try:
+        return run_cell(args, cell, make_task)
+    except FloatingPointError as error:
+        return error
+
+
+def attempts(
+    args: Args, cells: list[Cell], make_task: Callable[[Any, str], Task]
+) -> Iterator[tuple[Cell, dict[str, Any] | FloatingPointError]]:
+    """Run cells and yield what came of each as they end.
 
     The processes know nothing of Ctrl-C. However this one ends, they end at once, each with its last checkpoint.
     """
     if args.jobs == 1 or len(cells) < 2:
         for cell in cells:
-            yield cell, run_cell(dataclasses.replace(args, jobs=1), cell, make_task)
+            yield cell, attempt(dataclasses.replace(args, jobs=1), cell, make_task)
         return
     context = multiprocessing.get_context("spawn")
     with stops_noted() as stops, ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
         try:
             with interrupts_later():  # from which the processes inherit it, before they can ignore it themselves
-                futures = {pool.submit(run_cell, args, cell, make_task): cell for cell in cells}
+                futures = {pool.submit(attempt, args, cell, make_task): cell for cell in cells}
             while futures:
                 for future in wait(futures, timeout=0.2, return_when=FIRST_COMPLETED).done:
                     yield futures.pop(future), future.result()

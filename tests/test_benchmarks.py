@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 
+from noisy_envs import runs
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 QUICK = ["one world", "NumPy", "NumPy, copy=False", "NumPy, all agents observe", "torch", "levels drawn, not steps"]
 QUICK += ["one world, in contact all the time", "Gymnasium's SyncVectorEnv", "Gymnasium's AsyncVectorEnv"]
@@ -126,6 +128,23 @@ def test_a_soak_that_is_stopped_before_its_first_step_has_a_row(monkeypatch):
     args.commit = ""
     row = soak("noisy_envs/SimpleTag-v0", args, [2])
     assert 0 < row["steps"] < 1000 and not row["faults"]
+
+
+@pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', b"[1]", b"null", b"{", b"\xff"])
+def test_a_soak_leaves_files_of_others_alone(tmp_path, monkeypatch, other):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from soak import main
+
+    (tmp_path / "kills.json").write_bytes(other)
+    words = ["--steps", "1", "--num-envs", "2", "--env-id", "noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorld-v0"]
+    signals = {number: signal.getsignal(number) for number in runs.stop_signals()}
+    try:
+        assert main([*words, "--out", str(tmp_path)]) == 0
+    finally:
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+    assert (tmp_path / "kills.json").read_bytes() == other and len(list(tmp_path.glob("*.json"))) == 3
+    assert (tmp_path / "table.md").read_text().count("\n") == 4
 
 
 SPOILT = {

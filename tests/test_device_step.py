@@ -140,10 +140,10 @@ def test_no_copies_are_the_same_numbers(env_id, options, device):
     assert again[0].data_ptr() == found[0].data_ptr() or shared.core.terminates  # the same place in memory
 
 
-@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("copy", [True, False, np.False_])
 @each_game
 def test_copies_on_numpy(env_id, copy):
-    envs = gymnasium.make_vec(env_id, 3, copy=copy)
+    envs = gymnasium.make_vec(env_id, 3, copy=copy, compile=np.False_)
     envs.reset(seed=0)
     first, second = (envs.step(envs.action_space.sample())[4] for _ in range(2))
     moves = envs.core.signal_moves or envs.core.terminates

@@ -2,15 +2,18 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import pickle
+import random
 import re
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import ROOT, TINY, load_agent, train_tiny
+from conftest import ROOT, TINY, load_agent, posix, train_tiny
 
 from noisy_envs import files
 
@@ -214,6 +217,26 @@ def test_a_damaged_summary_is_named(ppo, run, tmp_path, monkeypatch, content):
     (run / "summary.json").unlink()
     assert ppo.main(["--resume", str(run)])["steps"] == 128 and json.loads((run / "summary.json").read_text())
     assert not (tmp_path / "evil").exists()
+
+
+@posix
+@pytest.mark.parametrize("during", ["the unbroken run", "row", "write"])
+def test_a_trainer_that_hangs_is_killed_and_named(tmp_path, monkeypatch, during):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import kill_trainer
+
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+    process.start()
+    monkeypatch.setattr(kill_trainer, "PATIENCE", 0.1)
+    monkeypatch.setattr(kill_trainer, "start", lambda *_: process)
+    root = tmp_path / "run"
+    waits = {
+        during: lambda: kill_trainer.await_moment(process, root, during, random.Random(1), 1.0),
+        "the unbroken run": lambda: kill_trainer.unbroken(None, root),
+    }
+    with pytest.raises(TimeoutError, match=re.escape(str(root))):
+        waits[during]()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.slow

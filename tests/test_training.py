@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import errno
+import importlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -435,6 +437,55 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
         training.train(Fake([1, 1, value]), CELL, settings(tmp_path))
     assert len(metrics(CELL.folder(tmp_path))) == 2
     assert not (CELL.folder(tmp_path) / "summary.json").exists()
+
+
+def told_at_last(args, make_task):
+    """Run the columns "max" and "mean", and return the one line that the program ends with."""
+    with pytest.raises(SystemExit) as error:
+        training.guard(lambda _: training.run_all(args, ["max", "mean"], make_task) and None, [])
+    return str(error.value)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_others_run_where_one_diverges(tmp_path, monkeypatch, capsys, jobs):
+    monkeypatch.setattr(training, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))  # which costs less
+    args = settings(tmp_path, seeds=(1, 2), jobs=jobs)
+    for done in (0, 2):  # the same command meets the same NaN, and does not run the others again
+        told = told_at_last(args, lambda args, column: Fake(loss=math.nan if column == "max" else None))
+        assert told.startswith("error: diverged: max adapool seed 1 fold 2, max adapool seed 2 fold 2; ")
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first == f"4 runs, {done} of them done before" and len(lines) == 4 - done
+        assert sum(line.startswith("diverged: max adapool seed ") for line in lines) == 2
+    assert sorted(path.parts[-4] for path in tmp_path.rglob("summary.json")) == ["mean"] * 2
+    args = dataclasses.replace(args, seeds=(1,))
+    assert len(training.run_all(args, ["mean"], None)) == 1
+
+
+DIVERGING = """
+import aggregation
+from set_task import SetTask
+
+class Diverging(SetTask):
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) * float("nan")
+
+def make_task(args, column):
+    return (Diverging if column == "max" else SetTask)(args, aggregation.TARGETS[column])
+"""
+
+
+@pytest.mark.slow
+def test_the_other_processes_go_on_where_one_diverges(tmp_path, monkeypatch, capsys):
+    (tmp_path / "diverging.py").write_text(DIVERGING)
+    for folder in (Path(training.__file__).parent, tmp_path):
+        monkeypatch.syspath_prepend(folder)  # for the processes
+    make_task = importlib.import_module("diverging").make_task
+    args = small(tmp_path / "runs", pools=TWO, jobs=2, epochs=1)
+    told = told_at_last(args, make_task)
+    assert told.startswith("error: diverged: max ") and all(f"max {pool} seed 1 fold 2" in told for pool in TWO)
+    assert capsys.readouterr().out.count("\ndiverged: max ") == 2
+    assert {path.parts[-4] for path in tmp_path.rglob("summary.json")} == {"mean"}
+    assert len(list(tmp_path.rglob("summary.json"))) == 2
 
 
 # learning

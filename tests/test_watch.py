@@ -9,7 +9,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, train_tiny
+from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__, foreign, pictures, watch
 from noisy_envs.reference import play_reference, reference_returns
@@ -98,6 +98,16 @@ assert not {"torch", "pygame", "pettingzoo", "PIL"} & set(sys.modules), sys.modu
 
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+@posix
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_what_is_closed_is_not_written_to(closed):
+    code = "from noisy_envs.runs import quiet_pipe\nimport sys\nwith quiet_pipe():\n    assert not sys.stderr.isatty()"
+    for words in (["-m", "noisy_envs"], ["-c", code]):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-W", "error", *words]
+        done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 # Reference policies

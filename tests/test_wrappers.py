@@ -763,6 +763,27 @@ def test_marginal_noise_is_of_the_past_of_its_own_world() -> None:
     assert gone < 0.1 * late  # what was seen at first does not stay
 
 
+class Blank(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Tokens of which none but the query carries signal at a reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        tokens, info = self.env.reset(seed=seed, options=options)
+        return tokens, info | {"signal_mask": np.arange(len(tokens)) == 0}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("num_envs", [0, 2])
+def test_a_seed_forgets_what_was_seen_before_it(num_envs: int, frozen: bool) -> None:
+    def make() -> Any:
+        return Blank(wrappers.TokenizeObservation(gymnasium.make("CartPole-v1")))
+
+    module, base = (vector, gymnasium.vector.SyncVectorEnv([make] * num_envs)) if num_envs else (wrappers, make())
+    env: Any = module.AddNoiseTokens(base, 3, "marginal", frozen=frozen, shuffle=False)
+    first, *_, last = play(env, draw_actions(env.action_space, 3), seed=0)
+    assert not first[0][..., 5:, 0].any() and last[0][..., 5:, 0].any() != frozen
+    assert_same(env.reset(seed=0)[0], first[0])
+
+
 def test_signal_that_is_padding_or_noise_is_no_source() -> None:
     base = gymnasium.make("noisy_envs/SimpleTag-v0", num_obstacles=(0, 6))
     env = wrappers.AddNoiseTokens(base, 6, "marginal")
@@ -1154,6 +1175,18 @@ def test_options_are_checked(module: Any) -> None:
             module.AddNoiseTokens(env, **options)
     with pytest.raises(TypeError, match="squash='yes': must be True or False"):
         module.TokenizeObservation(env.env, squash="yes")
+
+
+@pytest.mark.parametrize("num_envs", [0, 2])
+def test_numpys_numbers_are_taken_as_pythons(num_envs: int) -> None:
+    def made(**options: Any) -> Any:
+        env: Any = gymnasium.make_vec("CartPole-v1", num_envs) if num_envs else gymnasium.make("CartPole-v1")
+        return noisy_tokens(env, **options)
+
+    ours = made(num_noise=np.int64(2), scale=np.float32(0.5), frozen=np.True_, shuffle=np.False_, squash=np.array(True))
+    theirs = made(num_noise=2, scale=0.5, frozen=True, shuffle=False, squash=True)
+    assert ours.observation_space == theirs.observation_space
+    assert_same(*(play(env, draw_actions(env.action_space, 3), seed=0) for env in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", ["ShuffleTokens", "TokensAndMask", "FlattenTokens", "AddNoiseTokens"])

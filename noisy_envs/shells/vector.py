@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace, put_rows
 from noisy_envs.cores import Core
-from noisy_envs.options import build, check_choice, check_count, check_flag
+from noisy_envs.options import build, check_choice, check_count, check_flag, plain
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registry import Game, core_class
 from noisy_envs.shells.common import (
@@ -103,6 +103,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         check_count("num_envs", num_envs, minimum=1, may_be_range=False)
         check_count("render_envs", render_envs, minimum=1, may_be_range=False)
         check_choice("backend", backend, ("numpy", "torch"))
+        compile, copy = plain(compile), plain(copy)
         check_flag("compile", compile)
         check_flag("copy", copy)
         if backend == "numpy" and (device is not None or compile):

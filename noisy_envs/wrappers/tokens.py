@@ -58,6 +58,7 @@ class Tokenize:
         Raises:
             ValueError: they cannot be flattened to a vector of fixed length.
         """
+        squash = plain(squash)
         check_flag("squash", squash)
         names = feature_names(space)
         if len(set(names)) < len(names):
@@ -197,6 +198,7 @@ class AddNoise(TokenRule):
         num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
         check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
         check_choice("distribution", distribution, DISTRIBUTIONS)
+        scale, frozen, shuffle = map(plain, (scale, frozen, shuffle))
         check_number("scale", scale, above=0)
         check_flag("frozen", frozen)
         check_flag("shuffle", shuffle)
@@ -339,12 +341,14 @@ class History:
         self.seen[rows] += fresh
 
     def draw(self, rows: np.ndarray, u: Array) -> Array:
-        """Draw tokens' values (R, M, V) by uniforms (R, 2 M): a step of the sample, and a token of it."""
+        """Draw tokens' values (R, M, V) by uniforms (R, 2 M): a token of a step of the sample, or 0."""
         u_step, u_token = np.split(as_numpy(u).astype(np.float64), 2, axis=1)
         step = np.floor(u_step * np.minimum(self.seen[rows], MEMORY)[:, None]).astype(np.int64)
         token = np.floor(u_token * self.sizes[rows[:, None], step]).astype(np.int64)
         index = (rows[:, None] + 0 * step, step, token)
-        return self.values[tuple(moved(i, u) for i in index)]
+        found = self.values[tuple(moved(i, u) for i in index)]
+        found[moved(self.seen[rows] == 0, u)] = 0  # what lies there is of the seed before
+        return found
 
 
 def feature_names(space: spaces.Space[Any]) -> list[str]:
