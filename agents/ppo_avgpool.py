@@ -317,8 +317,8 @@ def mlp(dim: int, hidden: int, out: int) -> nn.Sequential:
 class Agent(nn.Module):
     """Encoder, pooling head, actor and critic.
 
-    All weights but the head's are drawn first, from one generator, so that agents that differ only in the head
-    start alike.
+    All weights but the head's are drawn first, so that agents that differ only in the head start alike, and the
+    head's from what follows in the same generator.
     """
 
     def __init__(self, args: Args, spec: TokenSpec, action_space: Any) -> None:
@@ -347,7 +347,7 @@ class Agent(nn.Module):
                 nn.init.normal_(weight, 0.0, std, generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
-        self.pool = make_pool(args, spec.query, torch.Generator().manual_seed(args.seed))
+        self.pool = make_pool(args, spec.query, generator)
         extended, _ = self.pool.extend(torch.zeros(1, spec.num_tokens, dim))
         self.tokens_first = self.blocks[0].token_axis == 0
         rows = args.minibatch_size
@@ -1001,7 +1001,7 @@ class Trainer:
         local = dataclasses.replace(args, minibatch_size=args.minibatch_size // WORLD_SIZE)  # of this process
         self.agent = Agent(local, self.envs.token_spec, self.envs.single_action_space).to(args.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-        own_seed = runs.environment_seed(args.seed, f"process {RANK}") if RANK else args.seed
+        own_seed = runs.environment_seed(args.seed, f"process {RANK}")  # of the weights' numbers none returns
         self.generator = torch.Generator(args.device).manual_seed(own_seed)
         zeros = torch.zeros(len(tokens), device=args.device)
         self.play = Play(self.envs.worlds, tokens, zeros, zeros.clone())

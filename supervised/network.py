@@ -96,8 +96,8 @@ class Block(nn.Module):
 class Network(nn.Module):
     """Embedding, encoder, pooling head and output.
 
-    The global random state is neither read nor changed: all weights but the head's are drawn first, from one generator,
-    so that networks that differ in the head alone start alike.
+    The global random state is neither read nor changed: all weights but the head's are drawn first, so that networks
+    that differ in the head alone start alike, and the head's from what follows in the same generator.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Network(nn.Module):
                 nn.init.normal_(weight, 0.0, shape.output_std() if ends_branch else shape.init_std, generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
-        self.head = make_head(shape, torch.Generator().manual_seed(seed))
+        self.head = make_head(shape, generator)
 
     def compile_blocks(self, tune: bool = False) -> None:
         """Compile the layers, once for all of them, as they are alike."""

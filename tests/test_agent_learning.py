@@ -266,6 +266,19 @@ def test_all_heads_start_alike(words):
     assert not torch.equal(begin(ppo, [*words, "--seed", "6"])[2].actor[0].weight, again.actor[0].weight)
 
 
+@pytest.mark.parametrize("head", ["adapool", "clstoken"])
+def test_no_weight_of_a_head_is_one_of_the_encoders_nor_chance_of_the_first_actions(head, tmp_path):
+    file = load_agent(head)
+    trainer = file.Trainer(file.parse([*WORDS, "--run-dir", str(tmp_path), "--init-std", "1"]))
+    trainer.close()
+    drawn = [(name, x.detach().flatten()) for name, x in trainer.agent.named_parameters() if "output" not in name]
+    own = torch.cat([x for name, x in drawn if name.startswith("pool")])
+    others = torch.cat([x for name, x in drawn if not name.startswith("pool") and "bias" not in name])
+    chance = torch.empty(100_000).normal_(generator=trainer.generator)
+    for one, other in ((own, others), (own, chance), (others, chance)):
+        assert len(one) >= 16 and torch.isin(one, other).float().mean() < 0.05  # by chance a few are
+
+
 def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):  # C59
     trainer = ppo.Trainer(ppo.parse([*WORDS, "--total-timesteps", "512", "--run-dir", str(tmp_path)]))
     worlds = trainer.play.worlds

@@ -115,6 +115,15 @@ def test_the_start_is_the_same_for_all_heads_at_one_seed():
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
 
 
+@pytest.mark.parametrize("pool", ["adapool", "clstoken"])
+def test_no_weight_of_a_head_is_one_of_the_encoders(pool):
+    built = network.set_network(network.Shape(2, 16, 2, 64), 16, pool, 1)
+    numbers = {name: weight.detach().numpy().ravel() for name, weight in built.named_parameters() if weight.std() > 0}
+    own = np.concatenate([x for name, x in numbers.items() if name.startswith("head") and "output" not in name])
+    others = np.concatenate([x for name, x in numbers.items() if not name.startswith("head")])
+    assert len(own) >= 16 and np.isin(own, others).mean() < 0.05  # by chance a few are
+
+
 def test_building_leaves_the_global_random_state_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
