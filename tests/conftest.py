@@ -130,6 +130,25 @@ each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES
 each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `in_turn` leaves to slow runs: the i-th case of a test keeps the i-th value, then the first."""
+    turns: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
+    found = []
+    for item in items:
+        marker = item.get_closest_marker("in_turn")
+        if marker is not None:
+            rest = dict(item.callspec.params)
+            value, case = repr(rest.pop(marker.args[0])), repr(rest)
+            values, cases = turns.setdefault(item.function, ({}, {}))
+            values[value] = cases[case] = None
+            found.append((item, value, case))
+    for item, value, case in found:
+        values, cases = map(list, turns[item.function])
+        if values.index(value) != cases.index(case) % len(values):
+            item.add_marker(pytest.mark.slow)
+
+
 def each_head_and(name: str, values: Iterable[str]) -> pytest.MarkDecorator:
     """Parametrise over heads and what `name` can be: each of both in each run of the tests, all pairs in slow ones."""
     values = list(values)

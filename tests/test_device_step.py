@@ -1,12 +1,11 @@
 """Worlds that a device resets by itself are those that the host resets; here the CPU is taken for such a device."""
 
 from functools import partial
-from itertools import cycle
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CASE_NAMES, CASES, TEAM_CASES, each_case, each_game
+from conftest import TEAM_CASES, each_case, each_game
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
@@ -21,6 +20,7 @@ from noisy_envs.shells import vector  # noqa: E402
 
 MODES = list(AutoresetMode)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
+modes_in_turn = pytest.mark.in_turn("mode")
 
 
 class Played:
@@ -88,6 +88,7 @@ def same_info(info, expected):
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "recorded"])
 @each_mode
+@modes_in_turn
 @pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile, request, monkeypatch):
     host = make(env_id, mode, learners=team, **options)
@@ -151,11 +152,9 @@ def test_copies_on_numpy(env_id, copy):
     assert np.shares_memory(first["_snr"], second["_snr"]) == (not copy)
 
 
-@pytest.mark.parametrize(  # each case in one mode, so that each game is in all
-    ("env_id", "options", "mode"),
-    [(*case, mode) for case, mode in zip(CASES, cycle(MODES), strict=False)],
-    ids=[f"{name}-{mode.name}" for name, mode in zip(CASE_NAMES, cycle(MODES), strict=False)],
-)
+@each_mode
+@modes_in_turn
+@each_case
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(noisy_envs.graphs, "Recorded", Played)

@@ -40,6 +40,7 @@ from noisy_envs.shells.vector import TokenVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+modes_in_turn = pytest.mark.in_turn("mode")
 each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 each_seed = pytest.mark.parametrize("seed", [0, 1])
 
@@ -82,6 +83,7 @@ def arrays_in(result: Any) -> list[Any]:
 
 @each_case
 @each_mode
+@modes_in_turn
 def test_equals_vector_of_singles(env_id, options, mode):
     both = [maker(env_id, 4, mode, **options, max_steps=20) for maker in (native, sync)]
     ends = np.zeros(4, int)
@@ -609,6 +611,7 @@ def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, tuple[int
 
 @each_team
 @each_mode
+@modes_in_turn
 def test_agent_axis(env_id, options, team, mode, backend):
     envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
     n, shape = team_of(envs, team)
@@ -663,6 +666,7 @@ def world_of_team(env: Any, actions: list[Any], mode: AutoresetMode, seed: int) 
 @each_team
 @each_mode
 @each_seed
+@modes_in_turn
 def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mode, seed, dense_rewards):
     game, _ = ENVIRONMENTS[env_id]
     if game not in PETTINGZOO:
@@ -761,6 +765,7 @@ def without_agent_axis(value: Any) -> Any:
 
 @each_case
 @each_mode
+@modes_in_turn
 def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend, dense_rewards):
     team, alone = FIRST_TEAM[ENVIRONMENTS[env_id][0]]
     options = {**options, **alone, "max_steps": 5, "backend": backend}

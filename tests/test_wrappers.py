@@ -87,6 +87,7 @@ each_case = pytest.mark.parametrize(("base", "stack"), CASES)
 each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
 each_base = pytest.mark.parametrize("base", BASES)
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+modes_in_turn = pytest.mark.in_turn("mode")
 each_seed = pytest.mark.parametrize("seed", [0, 1])
 
 
@@ -381,6 +382,7 @@ def test_an_episode_is_named_by_its_number() -> None:
 
 @each_mode
 @each_case
+@modes_in_turn
 def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, mode: AutoresetMode) -> None:
     natives = [sync(base, 3, mode)]
     if base == "tag":
@@ -398,6 +400,7 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("stack", ["marginal-frozen", "twice"])
 @each_base
+@modes_in_turn
 def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMode) -> None:
     ours = around(base, stack, sync(base, 2, mode, steps=60))
     theirs = of_singles(base, stack, 2, mode, steps=60)
