@@ -518,6 +518,24 @@ def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() ->
     assert min(numbers) >= 2
 
 
+@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_autoreset_beneath_begins_episodes_as_one_outside(distribution: str, frozen: bool) -> None:
+    def noise(env: Any) -> Any:
+        return wrappers.AddNoiseTokens(env, (0, 28), distribution, frozen=frozen)
+
+    autoreset = gymnasium.wrappers.Autoreset
+    beneath, outside = autoreset(gymnasium.make(TAG, max_steps=3)), autoreset(noise(gymnasium.make(TAG, max_steps=3)))
+    beneath = noise(beneath)
+    actions = draw_actions(beneath.action_space, 18)
+    for env in (beneath, outside):
+        env.reset(seed=3)
+        play(env, actions[:3])  # a reset after an end begins one episode, not two
+    seen = [[env.reset(), *map(env.step, actions)] for env in (beneath, outside)]
+    assert_same(*seen)
+    assert len({result[-1]["snr"] for result in seen[0]}) > 3
+
+
 def test_async_is_sync() -> None:
     for base, stack in (("cartpole", "marginal-frozen"), ("dict", "twice")):
         results = []
@@ -852,9 +870,11 @@ def test_frozen_noise_is_drawn_once_an_episode(base: str, distribution: str) -> 
         tokens = env.reset(seed=0 if i == 0 else None)[0]
         episodes.append(noise_of(env, tokens).tobytes())
         for _ in range(4):
-            later = env.step(still(env.action_space))[0]
+            later, _, terminated, truncated, _ = env.step(still(env.action_space))
             assert_same(later[:, -1], tokens[:, -1])  # the places too
             assert noise_of(env, later).tobytes() == episodes[-1]
+            if terminated or truncated:
+                break
     assert len(set(episodes)) == 3
 
 
