@@ -19,6 +19,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
+from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens, spec_of, vector
 
 pytestmark = [
@@ -910,6 +911,16 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
     game = np.arange(drawn.shape[1]) < drawn.shape[1] - 64
     assert related[~game].max() < 0.35  # 64 columns of noise with all others: chance gives at most about 0.25
     assert (related[game][:, game] > 0.35).sum() < related.size  # shapes alone
+
+
+@pytest.mark.parametrize("marker", [0, -2, 2])
+def test_roles_are_the_last_column(marker: int) -> None:
+    features, roles = ("role", "x"), {"self": 0, "thing": 1}
+    with pytest.raises(ValueError, match=f"marker={marker}: must be -1 or 1, the last column, where there are roles"):
+        TokenSpec(3, features, roles, marker=marker)
+    for last in (-1, 1):
+        assert TokenSpec(3, features, roles, marker=last).mask(np.zeros((3, 2))).all()
+    assert TokenSpec(3, features, {}, marker=0).mask(np.zeros((3, 2))).all()
 
 
 def test_games_without_roles() -> None:
