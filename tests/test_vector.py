@@ -414,6 +414,15 @@ def test_replay_by_number(env_id, backend):
     assert [one.tolist() for one in envs.episodes] == [[0, 1, 2], [3, 3, 3]]
 
 
+@each_game
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_integers_of_numpy_are_seeds(env_id, kind):
+    env, twin = (make(env_id) if kind == "single" else native(env_id, 2) for _ in range(2))
+    for seed in (np.int64(3), np.uint8(4)):
+        assert_same(env.reset(seed=seed), twin.reset(seed=int(seed)))
+        assert_same(env.unwrapped.np_random.random(), twin.unwrapped.np_random.random())
+
+
 @each_case
 def test_refused_reset_changes_nothing(env_id, options, backend):
     envs, untouched = (native(env_id, 3, **options, max_steps=7, backend=backend) for _ in range(2))

@@ -200,7 +200,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         seeds, numbers = next_episodes(seed, check_episode(options.get("episode")), *self.episodes)
         self._begin(rows, seeds[rows], numbers[rows], state)
         if not isinstance(seed, Sequence):
-            super().reset(seed=seed)
+            super().reset(seed=None if seed is None else int(seed))  # Gymnasium refuses NumPy's integers
         self._returns[rows] = 0.0
         tokens = self._observe(self._worlds.state)
         self._facts = self._describe(self._worlds.state, tokens)
