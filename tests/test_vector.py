@@ -251,10 +251,13 @@ def test_list_of_seeds(env_id, backend):
     for tokens, names in zip(starts, expected, strict=True):
         for i, name in enumerate(names):
             assert_same(tokens[i], start(*name), f"{name}")
-    for wrong in ([1, 2], [1, 2, 3, 4], []):
+    for seeds in (np.array([7, 0, 3]), to_backend(np.array([7, 0, 3]), backend)):
+        assert_same(envs.reset(seed=seeds)[0], starts[0])
+    for wrong in ([1, 2], [1, 2, 3, 4], [], np.arange(2)):
         with pytest.raises(ValueError, match="must be num_envs=3"):
             envs.reset(seed=wrong)
-    for wrong, error in (([1, -1, 2], ValueError), ([1, 2.5, 3], TypeError), ([1, True, 3], TypeError)):
+    no_seeds = (([1, -1, 2], ValueError), ([1, 2.5, 3], TypeError), ([1, True, 3], TypeError))
+    for wrong, error in (*no_seeds, (np.array([1, 2.5, 3]), TypeError), (np.zeros((3, 1), int), TypeError)):
         with pytest.raises(error, match="seed="):
             envs.reset(seed=wrong)
 

@@ -423,6 +423,12 @@ def test_each_world_is_a_single_environment(base: str) -> None:
                 assert result[-1]["snr"][i] == world[t][-1]["snr"]
 
 
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+def test_seeds_may_be_an_array(base: str) -> None:
+    envs = around(base, "range", sync(base))
+    assert_same(envs.reset(seed=np.array([7, 0, 3])), envs.reset(seed=[7, 0, 3]))
+
+
 def test_a_list_may_leave_seeds_out() -> None:
     envs = around("cartpole", "gaussian", sync("cartpole", 2))
     env = single("cartpole", "gaussian")

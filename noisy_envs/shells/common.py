@@ -75,6 +75,11 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
+def listed(seed: Any) -> Any:
+    """Return seeds (B,) that are an array or a tensor as a list, and all else as it is."""
+    return as_numpy(seed).tolist() if getattr(seed, "ndim", 0) else seed
+
+
 def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> Any:
     """Return the states (B, ...) that the options of a reset ask for, or None; raise on what the game does not take."""
     chosen = {name: options[name] for name in core.start_options if options.get(name) is not None}
