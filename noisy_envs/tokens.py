@@ -16,11 +16,14 @@ class TokenSpec:
     Attributes:
         num_tokens: rows, N.
         features: names of the columns.
-        roles: name -> value of the role feature; empty where a game has none.
+        roles: name -> value of the role feature, the last one; empty where a game has none.
         query: row of the observing agent's own token, AdaPool's query.
-        marker: column that tells padding.
+        marker: column that tells padding; where there are roles, theirs.
         padding: its value there.
         padded: whether rows can be padding at all.
+
+    Raises:
+        ValueError: there are roles, and `marker` is not the last column.
     """
 
     num_tokens: int
@@ -30,6 +33,12 @@ class TokenSpec:
     marker: int = -1
     padding: float = -1.0
     padded: bool = True
+
+    def __post_init__(self) -> None:
+        """Check that the role is where wrappers and agents look for it."""
+        last = self.num_features - 1
+        if self.roles and self.marker not in (-1, last):
+            raise ValueError(f"marker={self.marker}: must be -1 or {last}, the last column, where there are roles")
 
     @property
     def num_features(self) -> int:

@@ -85,7 +85,9 @@ def test_pettingzoo_checkers(game, index, continuous):
     options = {**ONE_AND_THREE[game][index], "continuous_actions": continuous, "max_steps": 6}
     parallel_api_test(module(game).parallel_env(**options), num_cycles=10)
     parallel_seed_test(lambda: module(game).parallel_env(**options), num_cycles=10)
-    api_test(module(game).env(**options), num_cycles=20)
+    turns = module(game).env(**options)
+    api_test(turns, num_cycles=20)
+    assert turns.unwrapped.token_spec == module(game).parallel_env(**options).token_spec  # as the page on agents says
 
 
 def length_of(env: gymnasium.Env) -> int:

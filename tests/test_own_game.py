@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from noisy_envs.arrays import Array, as_numpy
 from noisy_envs.cores.single_agent import SingleAgentGame
+from noisy_envs.shells.common import ask
 from noisy_envs.shells.parallel import ParallelTokenEnv
 from noisy_envs.shells.single import TokenEnv
 from noisy_envs.shells.vector import TokenVectorEnv
@@ -270,3 +271,25 @@ def test_the_least_game_plays_everywhere(backend):
     assert many[-1][3].all() and not many[-1][2].any()
     assert Drift().policy("random", None, np.float32([[0.3]])).tolist() == [[np.float32(0.3)]]
     assert Drift().world_tokens(State(np.ones((2, 1)))).shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize("value", [7.0, -3.0])
+def test_rules_get_numbers_clipped_to_0_to_1(backend, value):
+    def moved(shell, number):
+        action = np.float32([number])
+        env = shell(Drift)
+        env.reset(seed=5)
+        return env.step({"agent_0": action} if shell is ParallelTokenEnv else action)
+
+    nearest = float(np.clip(value, 0, 1))
+    for shell in (TokenEnv, ParallelTokenEnv):
+        assert_same(moved(shell, value), moved(shell, nearest))
+    seen = []
+    for number in (value, nearest):
+        envs = TokenVectorEnv(Drift, 2, backend=backend)
+        envs.reset(seed=5)
+        actions = to_backend(np.full((2, 1), number, np.float32), backend)
+        seen.append([envs.pure_step(envs.worlds, actions)[1].tokens, envs.step(actions)])
+    assert_same(*seen)
+    u = to_backend(np.full((2, 1), 0.5, np.float32), backend)
+    assert_same(ask(Drift(), lambda tokens, u: 0 * u + value, None, u), 0 * u + nearest)

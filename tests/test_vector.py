@@ -253,10 +253,13 @@ def test_list_of_seeds(env_id, backend):
     for tokens, names in zip(starts, expected, strict=True):
         for i, name in enumerate(names):
             assert_same(tokens[i], start(*name), f"{name}")
-    for wrong in ([1, 2], [1, 2, 3, 4], []):
+    for seeds in (np.array([7, 0, 3]), to_backend(np.array([7, 0, 3]), backend)):
+        assert_same(envs.reset(seed=seeds)[0], starts[0])
+    for wrong in ([1, 2], [1, 2, 3, 4], [], np.arange(2)):
         with pytest.raises(ValueError, match="must be num_envs=3"):
             envs.reset(seed=wrong)
-    for wrong, error in (([1, -1, 2], ValueError), ([1, 2.5, 3], TypeError), ([1, True, 3], TypeError)):
+    no_seeds = (([1, -1, 2], ValueError), ([1, 2.5, 3], TypeError), ([1, True, 3], TypeError))
+    for wrong, error in (*no_seeds, (np.array([1, 2.5, 3]), TypeError), (np.zeros((3, 1), int), TypeError)):
         with pytest.raises(error, match="seed="):
             envs.reset(seed=wrong)
 
@@ -414,6 +417,15 @@ def test_replay_by_number(env_id, backend):
         assert_same(envs.reset(seed=0, options={"episode": n}), starts[n])
     assert_same(envs.reset(), starts[3])
     assert [one.tolist() for one in envs.episodes] == [[0, 1, 2], [3, 3, 3]]
+
+
+@each_game
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_integers_of_numpy_are_seeds(env_id, kind):
+    env, twin = (make(env_id) if kind == "single" else native(env_id, 2) for _ in range(2))
+    for seed in (np.int64(3), np.uint8(4)):
+        assert_same(env.reset(seed=seed), twin.reset(seed=int(seed)))
+        assert_same(env.unwrapped.np_random.random(), twin.unwrapped.np_random.random())
 
 
 @each_case

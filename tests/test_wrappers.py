@@ -19,6 +19,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
+from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens, spec_of, vector
 
 pytestmark = [
@@ -425,6 +426,12 @@ def test_each_world_is_a_single_environment(base: str) -> None:
                 assert result[-1]["snr"][i] == world[t][-1]["snr"]
 
 
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+def test_seeds_may_be_an_array(base: str) -> None:
+    envs = around(base, "range", sync(base))
+    assert_same(envs.reset(seed=np.array([7, 0, 3])), envs.reset(seed=[7, 0, 3]))
+
+
 def test_a_list_may_leave_seeds_out() -> None:
     envs = around("cartpole", "gaussian", sync("cartpole", 2))
     env = single("cartpole", "gaussian")
@@ -519,6 +526,24 @@ def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() ->
         check(tokens)
         ended = terminated | truncated
     assert min(numbers) >= 2
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_autoreset_beneath_begins_episodes_as_one_outside(distribution: str, frozen: bool) -> None:
+    def noise(env: Any) -> Any:
+        return wrappers.AddNoiseTokens(env, (0, 28), distribution, frozen=frozen)
+
+    autoreset = gymnasium.wrappers.Autoreset
+    beneath, outside = autoreset(gymnasium.make(TAG, max_steps=3)), autoreset(noise(gymnasium.make(TAG, max_steps=3)))
+    beneath = noise(beneath)
+    actions = draw_actions(beneath.action_space, 18)
+    for env in (beneath, outside):
+        env.reset(seed=3)
+        play(env, actions[:3])  # a reset after an end begins one episode, not two
+    seen = [[env.reset(), *map(env.step, actions)] for env in (beneath, outside)]
+    assert_same(*seen)
+    assert len({result[-1]["snr"] for result in seen[0]}) > 3
 
 
 def test_async_is_sync() -> None:
@@ -855,9 +880,11 @@ def test_frozen_noise_is_drawn_once_an_episode(base: str, distribution: str) -> 
         tokens = env.reset(seed=0 if i == 0 else None)[0]
         episodes.append(noise_of(env, tokens).tobytes())
         for _ in range(4):
-            later = env.step(still(env.action_space))[0]
+            later, _, terminated, truncated, _ = env.step(still(env.action_space))
             assert_same(later[:, -1], tokens[:, -1])  # the places too
             assert noise_of(env, later).tobytes() == episodes[-1]
+            if terminated or truncated:
+                break
     assert len(set(episodes)) == 3
 
 
@@ -893,6 +920,16 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
     game = np.arange(drawn.shape[1]) < drawn.shape[1] - 64
     assert related[~game].max() < 0.35  # 64 columns of noise with all others: chance gives at most about 0.25
     assert (related[game][:, game] > 0.35).sum() < related.size  # shapes alone
+
+
+@pytest.mark.parametrize("marker", [0, -2, 2])
+def test_roles_are_the_last_column(marker: int) -> None:
+    features, roles = ("role", "x"), {"self": 0, "thing": 1}
+    with pytest.raises(ValueError, match=f"marker={marker}: must be -1 or 1, the last column, where there are roles"):
+        TokenSpec(3, features, roles, marker=marker)
+    for last in (-1, 1):
+        assert TokenSpec(3, features, roles, marker=last).mask(np.zeros((3, 2))).all()
+    assert TokenSpec(3, features, {}, marker=0).mask(np.zeros((3, 2))).all()
 
 
 def test_games_without_roles() -> None:

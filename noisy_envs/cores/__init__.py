@@ -50,7 +50,7 @@ class Core(Protocol):
 
     @property
     def continuous_actions(self) -> bool:
-        """Whether an action is `num_actions` numbers in 0 … 1, or one of as many integers."""
+        """Whether an action is `num_actions` numbers, which the shells clip to 0 … 1, or one of as many integers."""
 
     @property
     def token_spec(self) -> TokenSpec:

@@ -36,7 +36,7 @@ def action_space(core: Core, agents: int | None = None) -> spaces.Space[Any]:
 
 
 def check_action(core: Core, action: Any) -> np.ndarray:
-    """Return one agent's action as an array without batch axis, or raise.
+    """Return one agent's action as an array without batch axis, floats clipped to 0 … 1, or raise.
 
     Raises:
         ValueError: wrong shape, NaN or infinity, or no action of that number.
@@ -46,7 +46,7 @@ def check_action(core: Core, action: Any) -> np.ndarray:
         array = np.asarray(action, dtype=np.float32)
         if array.shape != (core.num_actions,) or not all(map(math.isfinite, array.tolist())):
             raise ValueError(f"action {action!r}: must be {core.num_actions} finite numbers")
-        return array
+        return legal(core, array)
     array = np.asarray(action)
     if array.shape != () or array.dtype.kind not in "iu":
         raise TypeError(f"action {action!r}: must be one integer from 0 to {core.num_actions - 1}")
@@ -54,6 +54,11 @@ def check_action(core: Core, action: Any) -> np.ndarray:
     if not 0 <= number < core.num_actions:
         raise ValueError(f"action {action!r}: must be from 0 to {core.num_actions - 1}")
     return np.array(number)  # int64: arithmetic with uint64 would end in floats
+
+
+def legal(core: Core, actions: Array) -> Array:
+    """Return actions, each replaced by the nearest that is one: floats in 0 … 1, or integers below `num_actions`."""
+    return namespace(actions).clip(actions, 0, 1 if core.continuous_actions else core.num_actions - 1)
 
 
 def fresh_seed() -> int:
@@ -68,6 +73,11 @@ def check_seed(seed: Any) -> int:
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed={seed!r}: must be from 0 to {MAX_SEED}")
     return int(seed)
+
+
+def listed(seed: Any) -> Any:
+    """Return seeds (B,) that are an array or a tensor as a list, and all else as it is."""
+    return as_numpy(seed).tolist() if getattr(seed, "ndim", 0) else seed
 
 
 def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> Any:
@@ -195,7 +205,7 @@ def follow(core: Core, cast: Casting, state: Any, action: Array, chance: Any) ->
 def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
     """Return the actions of a user's function, or raise unless they are actions of the shape and library of `u`.
 
-    Values are checked on NumPy only: on a GPU that would wait for the device.
+    Floats are clipped to 0 … 1. Values are checked on NumPy only: on a GPU that would wait for the device.
     """
     xp = namespace(u)
     actions = policy(tokens, u)
@@ -206,8 +216,8 @@ def ask(core: Core, policy: Any, tokens: Array, u: Array) -> Array:
     if not isinstance(actions, type(u)) or shape != u.shape or not xp.isdtype(dtype, kind):
         got = type(actions).__name__ + ("" if dtype is None else f" {dtype} {tuple(actions.shape)}")
         raise ValueError(f"policy {policy!r} gave {got}: must be {kind} {tuple(u.shape)}, a {type(u).__name__}")
-    legal = actions if core.continuous_actions else xp.clip(actions, 0, core.num_actions - 1)
-    if xp is np and not (np.isfinite(actions) & (legal == actions)).all():
+    nearest = legal(core, actions)
+    if xp is np and not (np.isfinite(actions) if core.continuous_actions else nearest == actions).all():
         allowed = "finite numbers" if core.continuous_actions else f"from 0 to {core.num_actions - 1}"
         raise ValueError(f"policy {policy!r} gave {actions}: must be {allowed}")
-    return legal
+    return nearest

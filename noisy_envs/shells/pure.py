@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.cores import Core
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells.common import Casting, follow
+from noisy_envs.shells.common import Casting, follow, legal
 
 
 class Rules(NamedTuple):
@@ -62,14 +62,13 @@ def play(rules: Rules, state: Any, key: Array, clock: Array, action: Array) -> t
         state: of `B` worlds.
         key: (B, 2) keys of the episodes.
         clock: (B,) int64 steps played so far.
-        action: (B, n, ...) of the learners; integers of no action are taken for the nearest that is one.
+        action: (B, n, ...) of the learners; numbers of no action are taken for the nearest that is one.
 
     Returns:
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     core, learners = rules.core, rules.learners
-    if not core.continuous_actions:  # a number must not reach out of a table: a GPU would not recover
-        action = namespace(action).clip(action, 0, core.num_actions - 1)
+    action = legal(core, action)  # an integer must not reach out of a table: a GPU would not recover
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
     state = core.transition(state, follow(core, rules.cast, state, action, chance), chance)
     return state, clock + 1, core.observe(state, learners), core.reward(state, learners)

@@ -71,7 +71,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """Start the next episode, or the first one of `seed`: tokens (N, D) float32, info."""
         self._episode.check_open()
         self._episode.begin(seed, options)  # first: a refused reset changes nothing
-        super().reset(seed=seed)
+        super().reset(seed=None if seed is None else int(seed))  # Gymnasium refuses NumPy's integers
         tokens = self.core.observe(self._episode.state, LEARNER)[0, 0]
         self._info = self._episode.describe(tokens)
         if self.render_mode == "human":

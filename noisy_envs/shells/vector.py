@@ -27,6 +27,7 @@ from noisy_envs.shells.common import (
     check_reset_mask,
     check_start,
     driven,
+    listed,
     next_episodes,
     observation_box,
 )
@@ -185,11 +186,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Start the next episodes, or the first ones of `seed`: tokens (B, N, D), info.
 
         Args:
-            seed: of world 0, and world i takes seed + i; or one for each world.
+            seed: of world 0, and world i takes seed + i; or one for each world, in a list or an array.
             options: `reset_mask`, bool (B,), to reset some worlds only; `state`, a batch of states to start from, or
                 those of `core.start_options`; `episode`, the number of the episode to start at. Others are ignored.
         """
         self._check_open()
+        seed = listed(seed)
         options = options or {}
         mask = check_reset_mask(options.get("reset_mask"), self.num_envs)
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
@@ -200,7 +202,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         seeds, numbers = next_episodes(seed, check_episode(options.get("episode")), *self.episodes)
         self._begin(rows, seeds[rows], numbers[rows], state)
         if not isinstance(seed, Sequence):
-            super().reset(seed=seed)
+            super().reset(seed=None if seed is None else int(seed))  # Gymnasium refuses NumPy's integers
         self._returns[rows] = 0.0
         tokens = self._observe(self._worlds.state)
         self._facts = self._describe(self._worlds.state, tokens)

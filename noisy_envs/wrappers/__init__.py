@@ -15,8 +15,9 @@ envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the 
 and any other whose observations are tokens (N, D) that a `token_spec` describes.
 
 What is drawn follows from the seed, the number of the episode and of the step (and of the "marginal" noise, from what
-was shown since the seed): `reset(seed=s)` begins at episode 0, `reset()` goes on with the next one, and
-`reset(options={"episode": n})` begins at number n. World i of a vector wrapper seeded s is the single one seeded s + i.
+was shown since the seed): `reset(seed=s)` begins at episode 0, `reset(options={"episode": n})` at number n, and
+`reset()` goes on with the next one. So does a step after an end, since an `Autoreset` may lie beneath.
+World i of a vector wrapper seeded s is the single one seeded s + i.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self.observation_space = rule.space
         self._rule = rule
         self._clock = Clock(1, num_draws(env), rule.draws)
+        self._ended = False  # whether a step begins the next episode: one that resets beneath, as Autoreset's
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -76,6 +78,7 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         observation, info = self.env.reset(seed=seed, options=options)
         self._clock.begin(start)
         self._rule.forget(start.rows[start.anew])
+        self._ended = False
         return self._show(observation, info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -83,6 +86,9 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self._clock.check_begun()
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._clock.steps += 1
+        if self._ended:
+            self._clock.follow(ONE)
+        self._ended = bool(terminated or truncated)
         observation, info = self._show(observation, info)
         return observation, reward, terminated, truncated, info
 
