@@ -139,3 +139,28 @@ def test_gradients_are_the_slopes(game, options):
 
     action = 0.1 + 0.8 * torch.rand(3, core.num_agents, 5, generator=torch.Generator().manual_seed(0)).double()
     assert torch.autograd.gradcheck(rewards, action.requires_grad_())
+
+
+@pytest.mark.parametrize(("env_id", "options"), MOVING[-2:])
+def test_use_in_inference_mode_leaves_later_gradients_alone(env_id, options):
+    torch = pytest.importorskip("torch")
+    envs = gymnasium.make_vec(env_id, 4, backend="torch", continuous_actions=True, learners="all", **options)
+    action = torch.full((4 * envs.core.num_agents, 5), 0.3, requires_grad=True)
+    with torch.inference_mode():
+        envs.reset(seed=0)
+        envs.step(action.detach().reshape(4, -1, 5))
+    envs.reset(seed=0)
+    worlds, _ = envs.pure_step(envs.worlds, action)
+    _, outcome = envs.pure_step(worlds, action)
+    assert (torch.autograd.grad(outcome.reward.sum(), action)[0] != 0).any()
+    kept = [part for made in envs.core._made.values() for part in (made if isinstance(made, tuple) else [made])]
+    assert len(kept) > 3 and not any(part.is_inference() for part in kept)
+
+
+def test_levels_and_tables_made_in_inference_mode_are_usual_tensors():
+    torch = pytest.importorskip("torch")
+    game, like = BoxWorld(num_levels=5, observation="pixels"), torch.zeros(1)
+    with torch.inference_mode():
+        game.prepare(like)
+    tables = game.tables(like)
+    assert "levels" in tables and not any(table.is_inference() for table in tables.values())
