@@ -54,6 +54,9 @@ def narrow_attention(
 
     Returns:
         As tokens, without an output projection.
+
+    Raises:
+        NotImplementedError: in a backward pass with `create_graph`, as there is no second derivative.
     """
     if HAS_KERNELS and tokens.is_cuda and tokens.dtype == torch.float32 and axis == 1 and width <= kernels.WIDEST:
         projected = torch.nn.functional.linear(tokens, query_key_value)
@@ -90,6 +93,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # part of what is saved has no graph
+            raise NotImplementedError("narrow_attention has no second derivative")
         shift, mask, *saved = ctx.saved_tensors
         scaled, key, value = _thirds(saved[: 3 * len(grad)])
         axis = ctx.axis

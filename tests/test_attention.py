@@ -55,6 +55,14 @@ def test_gradcheck(axis, width):
     assert torch.autograd.gradcheck(lambda x, w: narrow(x, w, mask, 0.7, axis, width), (tokens, weight))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_second_derivative_is_refused(axis):
+    tokens, weight, mask = drawn(masked=True)
+    out = narrow(tokens, weight, mask, 0.4, axis).sum()
+    with pytest.raises(NotImplementedError, match="narrow_attention has no second derivative"):
+        torch.autograd.grad(out, tokens, create_graph=True)
+
+
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_set_without_tokens_gives_zeros(axis, width):
