@@ -6,6 +6,7 @@ only when the first tensor comes (`import noisy_envs` needs no torch).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,18 @@ def namespace(array: Array) -> Any:
     import array_api_compat.torch as torch_namespace
 
     return torch_namespace
+
+
+def for_keeps(like: Array) -> AbstractContextManager[Any]:
+    """Return a context in which to make, beside `like`, arrays that are kept and used in later calls.
+
+    Tensors made in torch's inference mode would have no part in gradients for good.
+    """
+    if isinstance(like, np.ndarray):
+        return nullcontext()
+    import torch
+
+    return torch.inference_mode(False)
 
 
 def take_rows(array: Array, rows: Array) -> Array:

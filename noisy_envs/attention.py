@@ -4,7 +4,8 @@ With one number for each query, key and value, a score is a product of two numbe
 pairs of tokens. `torch.compile` makes them loops that keep no score in memory: each weight is computed again where
 it is needed, three times in a step of learning. The library's kernels instead pad such heads to the width of a
 matrix unit. On a GPU with Triton, kernels of ours do the same, compiled or not. Eager code on a CPU would store all
-(B, N, N, H) weights: use it compiled there, or `scaled_dot_product_attention`.
+(B, N, N, H) weights: use it compiled there, or `scaled_dot_product_attention`. That is also what computes in half
+precision, under autocast too: weights that are computed again from rounded sums would be wrong by a tenth.
 
 Shapes: `B` sets, `N` tokens, `H` heads, each of width `W`. Sums over a head's width are written out, of W tensors
 (B, N, H): the work grows as W², which pays off to W = 2 or so.
@@ -54,17 +55,31 @@ def narrow_attention(
 
     Returns:
         As tokens, without an output projection.
+
+    Raises:
+        NotImplementedError: in a backward pass with `create_graph`, as there is no second derivative.
     """
-    if HAS_KERNELS and tokens.is_cuda and tokens.dtype == torch.float32 and axis == 1 and width <= kernels.WIDEST:
-        projected = torch.nn.functional.linear(tokens, query_key_value)
-        return kernels.attend(projected, mask, tokens.shape[2] // width, scale)[0]
     if axis == 1:
-        heads = torch.nn.functional.linear(tokens, query_key_value).chunk(3, dim=-1)
+        projected = torch.nn.functional.linear(tokens, query_key_value)
+        exact = projected.dtype == torch.float32  # which autocast may decide, not tokens
+        if HAS_KERNELS and projected.is_cuda and exact and width <= kernels.WIDEST:
+            return kernels.attend(projected, mask, tokens.shape[2] // width, scale)[0]
+        heads = projected.chunk(3, dim=-1)
     else:  # three products, so that each result is in one piece
         heads = tuple(torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))
+    if heads[0].dtype in (torch.float16, torch.bfloat16):
+        return _by_library(heads, mask, scale, axis, width)
     parts = [part for whole in heads for part in whole.unflatten(-1, (-1, width)).unbind(-1)]
     mixed: tuple[Tensor, ...] = _Attention.apply(mask, scale, axis, *parts)
     return torch.stack(mixed, dim=-1).flatten(-2)
+
+
+def _by_library(heads: Sequence[Tensor], mask: Tensor | None, scale: float, axis: int, width: int) -> Tensor:
+    """Attend by torch's own kernels, which sum up half precision in float32."""
+    query, key, value = (whole.unflatten(-1, (-1, width)).movedim(axis, 2) for whole in heads)  # (B, H, N, W)
+    allowed = None if mask is None else mask.movedim(axis, 1)[:, None, None]
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=scale)
+    return mixed.movedim(2, axis).flatten(2)
 
 
 class _Attention(torch.autograd.Function):
@@ -90,6 +105,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # part of what is saved has no graph
+            raise NotImplementedError("narrow_attention has no second derivative")
         shift, mask, *saved = ctx.saved_tensors
         scaled, key, value = _thirds(saved[: 3 * len(grad)])
         axis = ctx.axis

@@ -38,7 +38,12 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
     Returns:
         The mixtures (B, N, H W), and of the weights before they are divided (B, N, H, 2), to base 2: the logarithm of
         their sum, and their sum relative to the largest.
+
+    Raises:
+        TypeError: if `projected` is not float32: the kernels write so many bytes.
     """
+    if projected.dtype != torch.float32:
+        raise TypeError(f"projected is {projected.dtype}: must be torch.float32")
     sets, tokens, features = projected.shape
     out, shift = projected.new_empty(sets, tokens, features // 3), projected.new_empty(sets, tokens, heads, 2)
     grid, numbers, warps = _launch(sets, tokens, heads, features // 3 // heads)

@@ -2,10 +2,14 @@
 
 `B` worlds, `M` moving bodies, `F` bodies that push. A body is a row that begins with x, y, vx, vy. The rules and
 constants are those of the Multi-Particle Environment (Lowe et al. 2017), with unit mass.
+
+In torch a step has finite gradients everywhere. Where there is no slope, at a distance of zero, they are zero: branches
+that `where` leaves out must be finite too, since 0 · inf would make the whole gradient NaN.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +95,10 @@ def add_contacts(position: Array, others: Array, force: Array, reach: Reach, pre
 
 def _push(x: Array, y: Array, radii: Array, present: Array | None = None) -> tuple[Array, Array]:
     """Return how bodies so far apart (...), whose radii sum to (...), push each other, along both axes."""
-    distance = hypotenuse(x, y)
-    push, nearness = softplus((distance - radii) * (-1 / CONTACT_MARGIN)), 1 / (distance + NO_DISTANCE)
+    distance = apart = hypotenuse(x, y)
+    if not isinstance(x, np.ndarray):
+        apart = namespace(x).where(distance > 0, distance, math.inf)
+    push, nearness = softplus((distance - radii) * (-1 / CONTACT_MARGIN)), 1 / (apart + NO_DISTANCE)
     if present is not None:
         push = namespace(push).where(present, push, 0.0)
     return x * nearness * push, y * nearness * push
@@ -117,4 +123,17 @@ def hypotenuse(x: Array, y: Array) -> Array:
 
 def length(vector: Array) -> Array:
     """Return the lengths (..., 1) of plane vectors (..., 2)."""
-    return namespace(vector).hypot(vector[..., :1], vector[..., 1:])
+    x, y = vector[..., :1], vector[..., 1:]
+    if isinstance(vector, np.ndarray):
+        return np.hypot(x, y)
+    xp = namespace(vector)
+    still = (x == 0) & (y == 0)
+    return xp.where(still, 0.0, xp.hypot(xp.where(still, 1.0, x), y))
+
+
+def root(x: Array) -> Array:
+    """Return the square roots of numbers that are not negative."""
+    if isinstance(x, np.ndarray):
+        return np.sqrt(x)
+    xp = namespace(x)
+    return xp.where(x == 0, 0.0, xp.sqrt(xp.where(x == 0, 1.0, x)))

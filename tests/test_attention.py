@@ -1,12 +1,15 @@
 """Attention with narrow heads is scaled dot-product attention."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from noisy_envs import attention
 from noisy_envs.attention import OPTIONS, narrow_attention
 
 
@@ -55,6 +58,14 @@ def test_gradcheck(axis, width):
     assert torch.autograd.gradcheck(lambda x, w: narrow(x, w, mask, 0.7, axis, width), (tokens, weight))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_second_derivative_is_refused(axis):
+    tokens, weight, mask = drawn(masked=True)
+    out = narrow(tokens, weight, mask, 0.4, axis).sum()
+    with pytest.raises(NotImplementedError, match="narrow_attention has no second derivative"):
+        torch.autograd.grad(out, tokens, create_graph=True)
+
+
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_set_without_tokens_gives_zeros(axis, width):
@@ -74,6 +85,43 @@ def test_large_scores_are_finite(axis, masked, width):
     out = narrow(tokens, weight, mask, 1.0, axis, width)
     torch.testing.assert_close(out, usual(tokens, weight, mask, 1.0, width), rtol=1e-4, atol=1e-2)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), (tokens, weight)))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_half_precision_is_as_exact_as_the_librarys(axis, masked, width):
+    tokens, weight, mask = drawn(masked, dtype=torch.float32, size=3.0)
+    exact = usual(tokens, weight, mask, 0.4, width)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = narrow(tokens, weight, mask, 0.4, axis, width)
+        librarys = usual(tokens, weight, mask, 0.4, width)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, librarys)
+    slopes = (torch.autograd.grad(x.float().square().sum(), (tokens, weight)) for x in (found, librarys, exact))
+    for one, other, true in zip(*slopes, strict=True):
+        assert (one - true).norm() < 1.2 * (other - true).norm() + 0.004 * true.norm()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
+    given = []
+
+    def attend(projected, *_):
+        given.append(projected.dtype)
+        return [projected.new_empty(2, 9, 4)]
+
+    monkeypatch.setattr(attention, "HAS_KERNELS", True)
+    monkeypatch.setattr(attention, "kernels", SimpleNamespace(WIDEST=2, attend=attend), raising=False)
+    with FakeTensorMode():  # tensors of a GPU that is not there
+        tokens, weight = torch.empty(2, 9, 4, device="cuda"), torch.empty(12, 4, device="cuda")
+        torch.set_autocast_enabled("cuda", half)  # `torch.autocast` would look for the GPU
+        try:
+            out = narrow_attention(tokens, weight)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    assert given == ([] if half else [torch.float32])
+    assert out.shape == tokens.shape and (out.dtype == torch.float16) == half
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

@@ -49,6 +49,13 @@ def test_values_and_gradients(tokens, heads, width, masked):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_than_float32_are_refused(dtype):
+    projected, mask, _ = drawn(9, 4, 1, masked=True)
+    with pytest.raises(TypeError, match=f"projected is {dtype}: must be torch.float32"):
+        kernels.attend(projected.to(dtype), mask, 4, 0.4)
+
+
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_set_without_tokens_gives_zeros(width):
     projected, mask, grad = drawn(9, 4, width, masked=True)

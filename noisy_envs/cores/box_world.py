@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from noisy_envs.arrays import Array, as_numpy, namespace, take_rows
+from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace, take_rows
 from noisy_envs.cores import levels
 from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
 from noisy_envs.cores.single_agent import SingleAgentGame
@@ -237,7 +237,8 @@ class BoxWorld(SingleAgentGame):
         table = self.tables(like)
         if "levels" not in table:
             rows = self.bank.rows(self.start_level + np.arange(self.num_levels))
-            table["levels"] = namespace(like).asarray(rows, device=like.device)
+            with for_keeps(like):
+                table["levels"] = namespace(like).asarray(rows, device=like.device)
 
     def _deal(self, numbers: np.ndarray, like: Array) -> State:
         """Return the levels `numbers` (B,) as states in the library and on the device of an array."""
@@ -494,7 +495,8 @@ class BoxWorld(SingleAgentGame):
         made = self._made.get(like.device)
         if made is None:
             xp = namespace(like)
-            made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
+            with for_keeps(like):
+                made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
             self._made[like.device] = made
         return made
 

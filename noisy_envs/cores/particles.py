@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from noisy_envs import physics
-from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
 from noisy_envs.options import check_array, check_fields, highest, lowest, plain
 from noisy_envs.physics import DAMPING, DT
 from noisy_envs.randomness import STREAM
@@ -320,7 +320,8 @@ class ParticleGame:
         key = name, like.dtype, like.device
         made = self._made.get(key)
         if made is None:
-            made = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
+            with for_keeps(like):
+                made = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
             self._made[key] = made
         return made
 
@@ -329,7 +330,8 @@ class ParticleGame:
         key = "reaches", like.dtype, like.device
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = physics.reaches(self.table("reach", like))
+            with for_keeps(like):
+                made = self._made[key] = physics.reaches(self.table("reach", like))
         return made
 
     @cached_property

@@ -219,11 +219,10 @@ class SimpleCentroid(ParticleGame):
 
     def reward(self, state: State, agents: slice = EVERYONE) -> Array:
         """Return the rewards (B, n) of `agents` in a state just reached."""
-        xp = namespace(state.mover)
         signal = state.mover[:, self.num_agents :, :2]
         me = state.mover[:, : self.num_agents, :2][:, agents]
         distance = physics.length(me - self._signal_mean(state, signal))[..., 0]
-        return -self.reward_scale * (xp.sqrt(distance) if self.reward_shape == "sqrt" else distance)
+        return -self.reward_scale * (physics.root(distance) if self.reward_shape == "sqrt" else distance)
 
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, 5) carry signal, bool (..., N): the observer's own and the signal entities."""
