@@ -1078,6 +1078,20 @@ def test_tensors_are_as_arrays(stack: str, mode: AutoresetMode) -> None:
     assert (finals > 0) == (mode is SAME_STEP)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_use_in_inference_mode_does_not_bar_later_use(frozen: bool) -> None:
+    torch = pytest.importorskip("torch")
+    envs = gymnasium.make_vec(TAG, 2, backend="torch")
+    noisy = vector.AddNoiseTokens(envs, 3, "marginal", frozen=frozen)
+    action = torch.zeros(envs.action_space.shape, dtype=torch.int64)
+    with torch.inference_mode():
+        noisy.reset(seed=0)
+        noisy.step(action)
+    noisy.reset(seed=0)
+    for _ in range(3):
+        noisy.step(action)
+
+
 def _row(batch: Any, i: int) -> Any:
     return {name: part[i] for name, part in batch.items()} if isinstance(batch, dict) else batch[i]
 

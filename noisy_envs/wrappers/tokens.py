@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
 from noisy_envs.options import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
 from noisy_envs.randomness import STREAM, uniforms
 from noisy_envs.tokens import TokenSpec
@@ -275,7 +275,8 @@ class AddNoise(TokenRule):
             return found
         if self.kept is None:
             shape = self.num_worlds, self.most, self.values
-            self.kept = xp.zeros(shape, dtype=found.dtype, device=found.device)
+            with for_keeps(found):
+                self.kept = xp.zeros(shape, dtype=found.dtype, device=found.device)
         starts = np.flatnonzero(moment.fresh & (moment.step == 0))
         self.kept[moved(moment.rows[starts], found)] = found[moved(starts, found)]
         return self.kept[moved(moment.rows, found)]
@@ -327,7 +328,8 @@ class History:
         """Add the values (R, N, V) of one step, of tokens `signal` (R, N), in the worlds that are `fresh`."""
         xp = namespace(values)
         if self.values is None:
-            self.values = xp.zeros(self.shape, dtype=values.dtype, device=values.device)
+            with for_keeps(values):
+                self.values = xp.zeros(self.shape, dtype=values.dtype, device=values.device)
         sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
         fresh = fresh & (sizes > 0)
         seen = self.seen[rows]
