@@ -17,7 +17,7 @@ from noisy_envs import runs
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.foreign import OneForeign, to_range
-from noisy_envs.registry import FOREIGN, find, held_out
+from noisy_envs.registry import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
 
 AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
@@ -26,8 +26,8 @@ AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
 class Trained:
     """The agent of a checkpoint, as the run's own evaluation plays it, on the CPU.
 
-    Of its files it uses `load_args`, `check`, `env_options`, `team`, `make_envs`, `plain_agent`, `load_weights`,
-    `decide` and the agent's `token_weights`.
+    Of its files it uses `load_args`, `check`, `unseen`, `team`, `make_envs`, `plain_agent`, `load_weights`, `decide`
+    and the agent's `token_weights`.
 
     Args:
         path: a run's folder, or its checkpoint.
@@ -54,8 +54,7 @@ class Trained:
         num_noise = trained_with if noise is None else (noise,)
         self._args = args = dataclasses.replace(saved, env_id=env_id, num_noise=num_noise, device="cpu", track=False)
         self._file.check(args)
-        options = self._file.env_options(args)
-        self.team, self.options = self._file.team(args), options | held_out(env_id, options)
+        self.team, self.options = self._file.team(args), self._file.unseen(args, saved)
         self.seed = runs.environment_seed(args.seed, "evaluate")
         self._agent = self._file.plain_agent(args, self._file.make_envs(args, 1, "evaluate")[0])
         self._file.load_weights(self._agent, checkpoint, content)

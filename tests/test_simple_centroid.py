@@ -16,7 +16,7 @@ from noisy_envs.cores.simple_centroid import AGENT, NOISE, SIGNAL, Chance, Simpl
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells import episode as episode_shell
-from noisy_envs.shells.common import casting, observation_box
+from noisy_envs.shells.common import casting, legal, observation_box
 from noisy_envs.shells.pure import Rules, play
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
@@ -93,7 +93,8 @@ def departure(u: np.ndarray) -> float:
     ],
 )
 def test_continuous_actions(action, force):
-    np.testing.assert_array_equal(DEFAULT.control(np.array([[action]], np.float32), FLOAT32), [[force]])
+    given = legal(DEFAULT, np.array([[action]], np.float32))
+    np.testing.assert_array_equal(DEFAULT.control(given, FLOAT32), [[force]])
 
 
 def test_discrete_actions_are_the_one_hot_ones():

@@ -18,7 +18,7 @@ from noisy_envs.cores.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.shells import episode as episode_shell
-from noisy_envs.shells.common import casting, observation_box
+from noisy_envs.shells.common import casting, legal, observation_box
 from noisy_envs.shells.pure import Rules, play
 
 SOLID = ("collidable_predators", "collidable_prey", "collidable_obstacles")
@@ -123,7 +123,7 @@ def test_discrete_actions_are_the_one_hot_ones(action):  # C02
 )
 def test_continuous_actions(action, force):  # C03
     core = SimpleTag(continuous_actions=True)
-    given = np.array([[action] * 4], np.float32)
+    given = legal(core, np.array([[action] * 4], np.float32))
     forces = core.control(given, np.zeros(1, np.float32))
     np.testing.assert_allclose(forces[0], np.array(force) * np.array([[1], [4 / 3], [4 / 3], [4 / 3]]), rtol=1e-6)
 

@@ -237,11 +237,10 @@ class ParticleGame:
 
     def control(self, action: Array, like: Array) -> Array:
         """Turn the joint action (B, A, 5), or (B, A) when discrete, into newtons (B, A, 2) of the type of `like`."""
-        xp = namespace(action)
         accel = self.table("accel", like)
         if not self.continuous_actions:
             return self.table("moves", like)[action] * accel
-        slots = xp.clip(xp.astype(action, like.dtype, copy=False), 0.0, 1.0)
+        slots = namespace(action).astype(action, like.dtype, copy=False)
         return (slots[..., 2::2] - slots[..., 1::2]) * accel
 
     def push(self, state: State, force: Array) -> State:

@@ -36,7 +36,7 @@ def action_space(core: Core, agents: int | None = None) -> spaces.Space[Any]:
 
 
 def check_action(core: Core, action: Any) -> np.ndarray:
-    """Return one agent's action as an array without batch axis, floats clipped to 0 … 1, or raise.
+    """Return one agent's action as an array without batch axis, or raise.
 
     Raises:
         ValueError: wrong shape, NaN or infinity, or no action of that number.
@@ -46,7 +46,7 @@ def check_action(core: Core, action: Any) -> np.ndarray:
         array = np.asarray(action, dtype=np.float32)
         if array.shape != (core.num_actions,) or not all(map(math.isfinite, array.tolist())):
             raise ValueError(f"action {action!r}: must be {core.num_actions} finite numbers")
-        return legal(core, array)
+        return array
     array = np.asarray(action)
     if array.shape != () or array.dtype.kind not in "iu":
         raise TypeError(f"action {action!r}: must be one integer from 0 to {core.num_actions - 1}")
@@ -182,8 +182,11 @@ def casting(core: Core, learners: slice) -> Casting:
 def follow(core: Core, cast: Casting, state: Any, action: Array, chance: Any) -> Array:
     """Complete the actions of the driven agents (B, n, ...) with those of the others, who follow their policies.
 
-    A function gets the tokens (B, N, D) of one agent and uniforms (B, ...) of the shape of its actions.
+    Floats are clipped to 0 … 1. A function gets the tokens (B, N, D) of one agent and uniforms (B, ...) of the shape of
+    its actions.
     """
+    if core.continuous_actions:  # integers are checked or clipped before
+        action = legal(core, action)
     if len(cast) == 1:
         return action
     actions = []

@@ -68,7 +68,8 @@ def play(rules: Rules, state: Any, key: Array, clock: Array, action: Array) -> t
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     core, learners = rules.core, rules.learners
-    action = legal(core, action)  # an integer must not reach out of a table: a GPU would not recover
+    if not core.continuous_actions:  # a number must not reach out of a table: a GPU would not recover
+        action = legal(core, action)
     chance = core.chance(uniforms(key, clock + 1, core.step_draws))
     state = core.transition(state, follow(core, rules.cast, state, action, chance), chance)
     return state, clock + 1, core.observe(state, learners), core.reward(state, learners)
