@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from noisy_envs import runs
 from noisy_envs.pictures import write_png
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.results import COLOURS
+from noisy_envs.results import COLOURS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +157,8 @@ def plot(axes: Axes, rows: Sequence[Row], column: str, axis: str) -> None:
         line = sorted((row for row in rows if row.pool == pool), key=lambda row: (row.n, row.d))
         x, y = ([getattr(row, name) for row in line] for name in (axis, column))
         milliseconds = [1e3 * seconds for seconds in y]
-        axes.plot(x, milliseconds, ".-", color=COLOURS.get(pool.lower(), "0.45"), label=pool)
+        look: dict[str, Any] = {"color": COLOURS.get(pool.lower(), "0.45"), "marker": MARKERS.get(pool.lower(), "v")}
+        axes.plot(x, milliseconds, **look, markersize=4, label=pool)
         if pool in GUIDES and column == "both":
             name, style, cost = GUIDES[pool]
             scale = 0.7 * milliseconds[-1] / cost(line[-1].n, line[-1].d)

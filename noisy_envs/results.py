@@ -19,6 +19,7 @@ RESAMPLES = 10_000
 COLOURS = {"avgpool": "#0072b2", "maxpool": "#e69f00", "clstoken": "#009e73", "adapool": "#d55e00"}
 NAMES = {"avgpool": "AvgPool", "maxpool": "MaxPool", "clstoken": "ClsToken", "adapool": "AdaPool"}
 STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # gaps of the later lines show one that they lie on
+MARKERS = {"avgpool": "s", "maxpool": "^", "clstoken": "D", "adapool": "o"}
 Rows = list[dict[str, float]]  # of a `metrics.csv`
 
 

@@ -18,6 +18,7 @@ from noisy_envs.pictures import write_png
 
 NAMES = results.NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
 COLOURS = results.COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
+MARKERS = results.MARKERS | dict(zip(list(NAMES)[-3:], "oPv", strict=True))
 Paper = Mapping[str, Mapping[str, float]]  # row -> column -> number
 
 
@@ -107,13 +108,15 @@ def plot_lines(
     for name, row in rows.items():
         x = [positions[column] for column in row]
         means, errors = [score.mean for score in row.values()], [np.nan_to_num(score.error) for score in row.values()]
-        axes.errorbar(x, means, errors, color=COLOURS.get(name), marker="o", markersize=4, capsize=3, label=NAMES[name])
+        look: dict[str, Any] = {"color": COLOURS[name], "marker": MARKERS[name]}
+        axes.errorbar(x, means, errors, **look, markersize=5, capsize=3, label=NAMES[name])
     for style, (name, numbers) in zip((":x", "-.+", "--v"), baselines.items(), strict=False):
-        axes.plot([positions[x] for x in numbers], list(numbers.values()), style, color="0.4", linewidth=1, label=name)
+        x = [positions[column] for column in numbers]
+        axes.plot(x, list(numbers.values()), style, color="0.3", linewidth=1, label=name, zorder=3)
     for name, numbers in paper.items():
         if name in rows:
             x = [positions[column] for column in numbers]
-            axes.plot(x, list(numbers.values()), "--", color=COLOURS.get(name), linewidth=1, alpha=0.5)
+            axes.plot(x, list(numbers.values()), "--", color=COLOURS[name], linewidth=1, alpha=0.5)
     axes.set(xlabel=labels[0], ylabel=labels[1], xscale="log")
     if log:
         axes.set_yscale("symlog", linthresh=1e-3, linscale=0.5)
