@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -101,8 +103,8 @@ def lock(folder: Path) -> IO[bytes]:
     """Keep every other process that asks for this lock from a folder, until the returned file is closed.
 
     The system locks the file `.lock` and frees it when the process ends, however it ends; the file stays, and blocks
-    nobody; it holds the id of the process that locked it last. A file system that knows no locks gives none. What
-    killed processes left half written in the folder is removed. Use it as `with lock(folder): …`.
+    nobody; it holds the id and the machine of the process that locked it last. A file system that knows no locks gives
+    none. What killed processes left half written in the folder is removed. Use it as `with lock(folder): …`.
 
     Raises:
         BlockingIOError: another process holds the folder, naming it.
@@ -111,19 +113,28 @@ def lock(folder: Path) -> IO[bytes]:
     try:
         _lock(file.fileno())
     except (BlockingIOError, PermissionError):  # the latter on Windows
-        holder = ""
+        holder = b""
         with file, contextlib.suppress(OSError):  # Windows lets nobody read what is locked
             file.seek(0)
-            holder = file.read(20).decode(errors="replace").strip()
-        told = f"another process, {holder}" if holder.isdecimal() else "another process"
-        raise BlockingIOError(f"{folder} is in use by {told}; wait until that ends, or stop it") from None
+            holder = file.read(300)
+        told = f"{folder} is in use by another process{_told(holder)}; wait until that ends, or stop it"
+        raise BlockingIOError(told) from None
     except OSError:  # a run on such a file system is better than none
         pass
     with contextlib.suppress(OSError):  # a full disk is told where something is lost
         file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())
+        file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
     _remove_left(folder, ".*.part")
     return file
+
+
+def _told(holder: bytes) -> str:
+    """Tell who holds a lock by what its file says, which others may have written: its machine only if not this one."""
+    found = re.fullmatch(r"(\d{1,20})(?: ([\w.-]+))?", holder.decode(errors="replace").strip(), re.ASCII)
+    if found is None:
+        return ""
+    number, machine = found.groups()
+    return f", {number}" if machine in (None, socket.gethostname()) else f", {number} on {machine}"
 
 
 if sys.platform == "win32":

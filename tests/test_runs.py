@@ -1,6 +1,7 @@
 """What a run keeps: metrics that outlive a kill, locks that do not, films, score matrices, tracking, intervals."""
 
 import json
+import socket
 import subprocess
 import sys
 import zipfile
@@ -118,6 +119,25 @@ def test_a_folder_is_locked_until_it_is_released(tmp_path):
     for _ in range(2):
         with runs.lock(tmp_path), pytest.raises(BlockingIOError, match=f"{tmp_path} is in use by another process"):
             runs.lock(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"12 elsewhere.lan\n", ", 12 on elsewhere.lan"),
+        (f"12 {socket.gethostname()}\n".encode(), ", 12"),
+        (b"12\n", ", 12"),
+        (b"", ""),
+        (b"12 \x1b[31m", ""),
+        (b"\xff" * 999, ""),
+    ],
+)
+def test_a_lock_names_who_holds_it(tmp_path, content, told):
+    with runs.lock(tmp_path):
+        (tmp_path / ".lock").write_bytes(content)
+        with pytest.raises(BlockingIOError) as error:
+            runs.lock(tmp_path)
+    assert str(error.value) == f"{tmp_path} is in use by another process{told}; wait until that ends, or stop it"
 
 
 def test_a_lock_dies_with_its_process(tmp_path):
