@@ -62,18 +62,22 @@ def check_policy(policy: str, env_id: str | None) -> None:
         raise ValueError(f"policy={policy!r}: {did_you_mean(policy, known)}must be {allowed}")
 
 
-def make_player(policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None) -> Player:
+def make_player(
+    policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None, halos: str
+) -> Player:
     """Return a reference policy by its name, or the agent of a checkpoint by its path.
 
     Raises:
         ValueError, OSError: naming what does not fit.
     """
     if env_id is not None and policy in policies(env_id):
+        if halos != "weight":
+            raise ValueError(f"halos={halos!r}: are of a trained agent, --policy RUN, and {policy!r} has none")
         return Reference(policy, env_id, noise, seed)
     try:
         from noisy_envs.trained import AGENTS, Trained
 
-        return Trained(Path(policy), env_id, noise, agents or AGENTS)
+        return Trained(Path(policy), env_id, noise, agents or AGENTS, halos)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"policy={policy!r}: agents need more packages ({error}): pip install -e '.[agents]'"
@@ -94,13 +98,15 @@ def watch(args: argparse.Namespace) -> None:
     elif not has_display():
         raise ValueError("there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4")
     seed = None if args.seed is None else check_seed(args.seed)
-    player = make_player(policy, env_id, args.num_noise, seed or 0, args.agents_dir)
+    player = make_player(policy, env_id, args.num_noise, seed or 0, args.agents_dir, args.halos)
     show = show_of(player, player.seed if seed is None else seed)
     if args.out is None:
         Viewer(show).run()
         return
-    write_video(args.out, film(show), RENDER_FPS)
-    print(f"see {args.out}: return {show.episode.total_return:.3f} in {show.episode.clock} steps")
+    pictures, share = film(show)
+    write_video(args.out, pictures, RENDER_FPS)
+    told = "" if share is None else f"; signal has {share:.1%} of the {args.halos}"
+    print(f"see {args.out}: return {show.episode.total_return:.3f} in {show.episode.clock} steps{told}")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -129,6 +135,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write an episode as FILE.gif or FILE.mp4 instead of opening a window"
     )
+    parser.add_argument(
+        "--halos", choices=("weight", "influence"), default="weight",
+        help="what they show of a token: its weight in the pool, or how much the action moves with what it says",
+    )  # fmt: skip
     parser.add_argument(
         "--agents-dir", type=Path, metavar="DIR", help="where ppo_*.py lie (default: agents of the checkout)"
     )

@@ -27,7 +27,9 @@ MARGIN, GAP = 10, 14  # pixels at both sides, and between signal and noise
 SHARE = 0.6  # of the width that signal has at least, so that the names of a few features can be read
 
 
-def under(picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec) -> Picture:
+def under(
+    picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec, meaning: str
+) -> Picture:
     """Add a strip with a bar for each token, as high as its weight against the largest: (H + h, W, 3).
 
     Args:
@@ -36,6 +38,7 @@ def under(picture: Picture, weights: Array | None, signal: Array, tokens: Array,
         signal: bool (N,); these tokens come first, in dark green, the others in light red.
         tokens: (N, D), whose roles order and name the bars; padding has none.
         spec: what they mean.
+        meaning: what the weights are.
     """
     import pygame
 
@@ -52,7 +55,7 @@ def under(picture: Picture, weights: Array | None, signal: Array, tokens: Array,
             pygame.draw.rect(strip, SIGNAL if signal[token] else NOISE, bar)
         if words:
             _name(strip, names, edges, floor)
-            _explain(strip, float(weights.max()))
+            _explain(strip, f"{meaning}, the largest {weights.max():.2f}")
     pixels = np.frombuffer(pygame.image.tobytes(strip, "RGB"), np.uint8).reshape(strip.get_height(), width, 3)
     return np.concatenate([picture, pixels])
 
@@ -98,7 +101,7 @@ def _name(strip: pygame.Surface, names: list[str], edges: list[tuple[int, int]],
                 break
 
 
-def _explain(strip: pygame.Surface, largest: float) -> None:
+def _explain(strip: pygame.Surface, meaning: str) -> None:
     """Write above the bars what their height and colours mean."""
     import pygame
 
@@ -108,7 +111,7 @@ def _explain(strip: pygame.Surface, largest: float) -> None:
         label = _font().render(name, True, INK)
         strip.blit(label, label.get_rect(midleft=(x + 15, ROW // 2)))
         x += 15 + label.get_width() + MARGIN
-    label = _font().render(f"weight in the pool, the largest {largest:.2f}", True, INK)
+    label = _font().render(meaning, True, INK)
     strip.blit(label, label.get_rect(midright=(strip.get_width() - MARGIN, ROW // 2)))
 
 

@@ -199,6 +199,7 @@ class OneForeign:
         agents: "agent_0" while an episode is played.
         number: of the episode.
         tokens: (N, D), what it sees.
+        signal: bool (N,), which of them are signal.
         clock: steps played of the episode.
         total_return: the sum of its rewards.
     """
@@ -223,7 +224,7 @@ class OneForeign:
         """Start an episode, the same for the same seed + number."""
         self.tokens, info = self._env.reset(seed=(seed + number) % 2**31)
         self.agents, self.number, self.clock, self.total_return = ["agent_0"], number, 0, 0.0
-        self._signal = info["signal_mask"]
+        self.signal = info["signal_mask"]
         return {"agent_0": self.tokens}, {"agent_0": info}
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -236,18 +237,21 @@ class OneForeign:
         self.tokens, reward, terminated, truncated, info = self._env.step(action)
         self.clock += 1
         self.total_return += float(reward)
-        self._signal = info["signal_mask"]
+        self.signal = info["signal_mask"]
         if terminated or truncated:
             self.agents = []
         return info
 
-    def render(self, weights: np.ndarray | None = None) -> np.ndarray:
-        """Draw the world, and under it what each token weighs (N,), if given: bars, those of features by name."""
+    def render(self, weights: np.ndarray | None = None, meaning: str = "weight") -> np.ndarray:
+        """Draw the world, and under it what each token weighs (N,), if given: bars, those of features by name.
+
+        `meaning` tells what the weights are.
+        """
         from noisy_envs.bars import under
 
         with unseen():
             picture: Any = self._env.render()
-        return under(np.asarray(picture, np.uint8), weights, self._signal, self.tokens, self.token_spec)
+        return under(np.asarray(picture, np.uint8), weights, self.signal, self.tokens, self.token_spec, meaning)
 
     def close(self) -> None:
         """Release what drawing holds."""

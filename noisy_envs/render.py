@@ -53,7 +53,9 @@ class Kind(NamedTuple):
     radius: float  # units of the world
     color: Color
     core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
-    shape: str = "disc"  # "disc", "ring", "diamond", "star", "cross", "square", or "box", two cells, one of its `core`
+    shape: str = (
+        "disc"  # "disc", "ring", "diamond", "star", "cross", "square", "halo", or "box", two cells, one of its `core`
+    )
 
 
 class Item(NamedTuple):
@@ -104,7 +106,7 @@ AGENT_CELL, GEM_CELL, HELD_CELL = (
 KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
 BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")
 CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
-WEIGHT = Kind("weight", 0.0, AMBER)  # a halo, in the legend
+WEIGHT = Kind("weight", 0.0, AMBER, shape="halo")  # in the legend alone
 
 
 def _seen(state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
@@ -189,7 +191,9 @@ class Renderer:
         self.core, self.mode, self.fps, self.size = core, mode, fps, size
         self._window = Window(core.name, (size, size), fps)
 
-    def draw(self, state: Any, step: int, total_return: float, weights: Any = None) -> Picture | None:
+    def draw(
+        self, state: Any, step: int, total_return: float, weights: Any = None, meaning: str = "weight"
+    ) -> Picture | None:
         """Draw one world.
 
         Args:
@@ -198,6 +202,7 @@ class Renderer:
             total_return: sum of rewards so far, for the caption.
             weights: (N,) weights of a pooling head over the tokens of the first agent, or (w, w) over pixels, none
                 negative. The largest gets the strongest halo.
+            meaning: what they are, in the legend.
 
         Returns:
             A new array uint8 (size, size, 3), or None in mode "human".
@@ -211,7 +216,7 @@ class Renderer:
         own = getattr(self.core, "scene", None)
         scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)
         if weights is not None:
-            scene = replace(scene, kinds=(*scene.kinds, WEIGHT))
+            scene = replace(scene, kinds=(*scene.kinds, WEIGHT._replace(name=meaning)))
         # + 0.0 turns -0.0 into 0.0
         picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
         if self.mode == "human":
@@ -393,7 +398,7 @@ def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, kind
     labels = [font.render(kind.name, True, BLACK) for kind in kinds]
     x = (canvas.get_width() - sum(2.3 * icon + label.get_width() for label in labels) + icon) / 2
     for kind, label in zip(kinds, labels, strict=True):
-        if kind is WEIGHT:
+        if kind.shape == "halo":
             _paint_halo(canvas, (x + icon / 2, y), 1.0, 0.5)
         else:
             _paint_kind(canvas, kind, (x + icon / 2, y), LEGIBLE * canvas.get_width())

@@ -17,10 +17,12 @@ from noisy_envs import runs
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.foreign import OneForeign, to_range
+from noisy_envs.options import check_choice
 from noisy_envs.registry import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
 
 AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
+MEANINGS = ("weight", "influence")
 
 
 class Trained:
@@ -34,13 +36,18 @@ class Trained:
         env_id: an id of the game that it learned; None for the very one.
         noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has.
         agents: the folder of agents/ppo_*.py.
+        meaning: what it gives of each token, "weight" in the pool, or "influence" on the action.
 
     Raises:
         ValueError, OSError: naming what is missing or does not fit.
     """
 
-    def __init__(self, path: Path, env_id: str | None, noise: int | None, agents: Path = AGENTS) -> None:
+    def __init__(
+        self, path: Path, env_id: str | None, noise: int | None, agents: Path = AGENTS, meaning: str = "weight"
+    ) -> None:
         """Load the agent; see the class."""
+        check_choice("meaning", meaning, MEANINGS)
+        self.meaning = meaning
         checkpoint = runs.checkpoint_path(path)
         content: Any = runs.load_checkpoint(checkpoint)
         self.name = _head(checkpoint, content)
@@ -76,9 +83,24 @@ class Trained:
         self._agent.spec = spec
         seen = torch.from_numpy(tokens)
         with torch.inference_mode():
-            weights = self._agent.token_weights(seen)[0].numpy()
             actions = self._file.decide(self._agent, seen, self._args, self._generator).numpy()
-        return actions, weights
+            if self.meaning == "weight":
+                return actions, self._agent.token_weights(seen)[0].numpy()
+        return actions, self._influence(seen[:1])
+
+    def _influence(self, seen: Any) -> Array:
+        """Return how much the action moves with what a token says (1, N, D), its role aside: (N,), 1 in all.
+
+        It is the norm of the derivative of the mean action, or of the logarithms of the probabilities, by a token.
+        """
+        torch = self._file.torch
+        seen = seen.clone().requires_grad_()
+        parameters, _ = self._agent(seen)
+        found = self._agent.normal(parameters)[0] if self._agent.continuous else parameters.log_softmax(-1)
+        slopes = torch.stack([torch.autograd.grad(one, seen, retain_graph=True)[0][0] for one in found[0]])
+        norms = slopes.square().sum(dim=(0, 2)).sqrt()
+        influence: Array = (norms / norms.sum().clamp(min=1e-30)).numpy()
+        return influence
 
 
 def load_file(head: str, agents: Path) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Player(Protocol):
     team: str  # of the agents that it drives, or "first"
     options: dict[str, Any]  # of the environment, beside the id's own
     seed: int  # of its episodes, unless another is asked for
+    meaning: str  # of the weights that it gives: "weight" or "influence"
 
     def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array | None]:
         """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,), if any."""
@@ -58,6 +59,9 @@ class Watched(Protocol):
 
     def picture(self) -> Picture:
         """Return an image (H, W, 3) uint8, with the weight of each token where the player weighs them."""
+
+    def signal_share(self) -> float | None:
+        """Return which share of these weights signal has; None where the player weighs nothing."""
 
     def step(self) -> None:
         """Play a step; after the end of an episode begin the next."""
@@ -82,7 +86,7 @@ class Reference:
         ValueError: the game has no such policy, or no noise to choose.
     """
 
-    team = "first"
+    team, meaning = "first", "weight"
 
     def __init__(self, name: str, env_id: str, noise: int | None, seed: int) -> None:
         """Check what is asked for; see the class."""
@@ -145,8 +149,13 @@ class Show:
 
     def picture(self) -> Picture:
         """Return an image (H, W, 3) uint8, with a halo for each token where the player weighs them."""
-        picture: Any = self.episode.draw(self._weights)
+        picture: Any = self.episode.draw(self._weights, self.player.meaning)
         return picture
+
+    def signal_share(self) -> float | None:
+        """Return which share of these weights signal has; None where the player weighs nothing."""
+        core, state = self.episode.core, self.episode.state
+        return share(self._weights, core.signal_mask(core.observe(state, self._agents)[0])[0])
 
     def step(self) -> None:
         """Play a step; after the end of an episode begin the next."""
@@ -202,7 +211,11 @@ class ForeignShow:
 
     def picture(self) -> Picture:
         """Return an image (H, W, 3) uint8."""
-        return self.episode.render(self._weights)
+        return self.episode.render(self._weights, self.player.meaning)
+
+    def signal_share(self) -> float | None:
+        """Return which share of these weights signal has; None where the player weighs nothing."""
+        return share(self._weights, self.episode.signal)
 
     def step(self) -> None:
         """Play a step; after the end of an episode begin the next."""
@@ -241,13 +254,27 @@ def show_of(player: Player, seed: int) -> Watched:
     return (ForeignShow if foreign else Show)(player.env_id, player, seed)
 
 
-def film(show: Watched) -> list[Picture]:
-    """Return the pictures of an episode, from the present to its end."""
-    pictures = [show.picture()]
+def share(weights: Array | None, signal: Array) -> float | None:
+    """Return which share of weights (N,) or (w, w) signal has, bool of as many; None without weights."""
+    return None if weights is None else float(weights.ravel() @ signal.ravel() / (weights.sum() or 1.0))
+
+
+class Film(NamedTuple):
+    """An episode that was watched."""
+
+    pictures: list[Picture]
+    signal_share: float | None  # of the weights, a mean over the pictures
+
+
+def film(show: Watched) -> Film:
+    """Watch an episode, from the present to its end."""
+    pictures, shares = [show.picture()], [show.signal_share()]
     while not show.episode.ended:
         show.step()
         pictures.append(show.picture())
-    return pictures
+        shares.append(show.signal_share())
+    known = [one for one in shares if one is not None]
+    return Film(pictures, sum(known) / len(known) if known else None)
 
 
 class Viewer:

@@ -16,7 +16,7 @@ from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, NOISE
 from noisy_envs.runs import environment_seed
 from noisy_envs.shells.episode import RENDER_FPS
-from noisy_envs.watch import NOISE_STEP, ForeignShow, Reference, Show, Viewer, film
+from noisy_envs.watch import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
@@ -139,7 +139,7 @@ def test_a_film_may_be_an_mp4(short, tmp_path):
 @pytest.mark.parametrize("env_id", [CENTROID, TAG])
 def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or [show.picture()])
+    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or Film([], None))
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "5"], ["--seed", "5", "--num-noise", "28"]):
         __main__.main(["--watch", env_id, "--policy", "random", *words, "--out", str(tmp_path / "x.gif")])
@@ -170,7 +170,7 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
     for path in (run, run / "checkpoint.pt"):
         player = Trained(path, env_id, None)
         assert player.name.lower() == head
-        found = film(Show(env_id, player, player.seed))
+        found = film(Show(env_id, player, player.seed)).pictures
         assert np.array_equal(found[:-1], expected[:-1])
         assert (found[-1] != expected[-1]).any()  # only ours has halos
     __main__.main(["--watch", env_id, "--policy", str(run), "--out", str(tmp_path / "x.gif")])
@@ -214,11 +214,58 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
 
 def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_given(run, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or [show.picture()])
+    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or Film([], None))
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "7"]):
         __main__.main(["--watch", CENTROID, "--policy", str(run), *words, "--out", str(tmp_path / "x.gif")])
     assert [show.episode.seed for show in shown] == [environment_seed(1, "evaluate"), 0, 7]
+
+
+def moved_by(player, tokens):
+    """Return how much the best action moves with each token (1, N, D), by finite differences: (N,), 1 in all."""
+    torch, agent = player._file.torch, player._agent.double()
+
+    def best(numbers):
+        with torch.no_grad():
+            parameters = agent(torch.from_numpy(numbers))[0][0]
+        half = len(parameters) // 2
+        return (parameters[:half] if agent.continuous else parameters.log_softmax(-1)).numpy()
+
+    squares = np.zeros(tokens.shape[1:])
+    for token, feature in np.ndindex(len(squares), squares.shape[1] - 1):  # the last one is the role
+        step = np.zeros_like(tokens)
+        step[0, token, feature] = 1e-6
+        squares[token, feature] = ((best(tokens + step) - best(tokens - step)) ** 2).sum()
+    norms = np.sqrt(squares.sum(axis=1))
+    return norms / norms.sum()
+
+
+@pytest.mark.parametrize("learned", ["run", "balancing"])
+def test_halos_may_be_what_moves_the_action(learned, request):
+    pytest.importorskip("torch")
+    from noisy_envs.trained import Trained
+
+    path = request.getfixturevalue(learned)
+    show = watch.show_of(Trained(path, None, None, meaning="influence"), 3)
+    weighed = watch.show_of(Trained(path, None, None), 3)
+    player, episode = show.player, show.episode
+    mine = episode.tokens[None] if learned == "balancing" else episode.core.observe(episode.state, show._agents)[0]
+    np.testing.assert_allclose(show._weights, moved_by(player, mine.astype(np.float64)), atol=1e-4)
+    assert show._weights.sum() == pytest.approx(1, abs=1e-5) and (show._weights >= 0).all()
+    np.testing.assert_array_equal(show._action, weighed._action)
+    assert (show.picture() != weighed.picture()).any()
+
+
+def test_a_film_tells_how_much_of_the_halos_is_on_signal(run, tmp_path, capsys, monkeypatch):
+    given = [([9, 0, 2, 2, 4, 1, 1, 1], "weight", "60.0%"), ([0, 3, 0, 0, 0, 0, 0, 0], "influence", "0.0%")]
+    for weights, halos, told in given:
+        decided = np.zeros((1, 5), np.float32), np.float32(weights)
+        monkeypatch.setattr("noisy_envs.trained.Trained._decide", lambda *_, decided=decided: decided)
+        __main__.main(["--policy", str(run), "--halos", halos, "--out", str(tmp_path / f"{halos}.gif")])
+        assert capsys.readouterr().out.endswith(f" in 3 steps; signal has {told} of the {halos}\n")
+    assert watch.film(Show(CENTROID, Reference("random", CENTROID, None, 0), 0)).signal_share is None
+    told = refused(["--watch", CENTROID, "--halos", "influence", "--out", tmp_path / "y.gif"])
+    assert told == "error: halos='influence': are of a trained agent, --policy RUN, and 'oracle' has none"
 
 
 def test_another_folder_of_agents_may_be_named(run, tmp_path):
@@ -318,7 +365,7 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
     ppo.load_weights(agent, balancing, ppo.runs.load_checkpoint(balancing / "checkpoint.pt"))
     expected = ppo.film(agent, args)
     player = Trained(balancing, None, None)
-    found = film(ForeignShow(CARTPOLE, player, player.seed))
+    found = film(ForeignShow(CARTPOLE, player, player.seed)).pictures
     assert player.env_id == CARTPOLE and player.options == {"num_noise": 4}
     assert np.array_equal(found[:-1], expected[:-1]) and (found[-1] != expected[-1]).any()  # only ours has bars
     __main__.main(["--policy", str(balancing.parent), "--num-noise", "9", "--out", str(tmp_path / "x.gif")])
