@@ -113,9 +113,11 @@ def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
 
     monkeypatch.setattr(attention, "HAS_KERNELS", True)
     monkeypatch.setattr(attention, "kernels", SimpleNamespace(WIDEST=2, attend=attend), raising=False)
-    with FakeTensorMode():  # tensors of a GPU that is not there
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *_, scale: query)
+    # tensors of a GPU that is not there, and that torch's own attention, like `torch.autocast`, would look for
+    with FakeTensorMode():
         tokens, weight = torch.empty(2, 9, 4, device="cuda"), torch.empty(12, 4, device="cuda")
-        torch.set_autocast_enabled("cuda", half)  # `torch.autocast` would look for the GPU
+        torch.set_autocast_enabled("cuda", half)
         try:
             out = narrow_attention(tokens, weight)
         finally:
