@@ -50,13 +50,16 @@ def load(folder: Path, data_dir: Path) -> tuple[Network, knn_centroid.Args, int]
     Raises:
         FileNotFoundError, ValueError: there is no checkpoint, or it is damaged.
     """
-    content = runs.load_checkpoint(folder / "checkpoint.pt")
+    path = folder / "checkpoint.pt"
+    content = runs.load_checkpoint(path)
     known = {field.name for field in dataclasses.fields(knn_centroid.Args)}
-    settings = {name: value for name, value in content["settings"].items() if name in known and value is not None}
-    args = knn_centroid.Args(**{**settings, "data_dir": data_dir})
-    network = set_network(training.shape(args), args.num_features, "adapool", seed=0)
-    network.load_state_dict(content["best"])
-    return network.double().eval(), args, int(content["settings"]["column"].removeprefix("KNN-"))
+    with runs.taking_up(path):
+        settings = {name: value for name, value in content["settings"].items() if name in known and value is not None}
+        args = knn_centroid.Args(**{**settings, "data_dir": data_dir, "device": "cpu"})
+        network = set_network(training.shape(args), args.num_features, "adapool", seed=0)
+        network.load_state_dict(content["best"])
+        k = int(content["settings"]["column"].removeprefix("KNN-"))
+    return network.double().eval(), args, k
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ class Shape:
         return 1 / math.sqrt(self.width if self.attention_scale == "width" else self.width / self.heads)
 
     def output_std(self) -> float:
-        """Return the initial deviation of weights that end a residual branch, as in the paper's code."""
+        """Return the initial deviation of the output projections of attention and pool, as in the paper's code."""
         return self.init_std / math.sqrt(2 * self.layers)
 
     def check(self) -> None:
@@ -119,8 +119,8 @@ class Network(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                ends_branch = name.endswith("output.weight") and name.startswith("blocks")
-                nn.init.normal_(weight, 0.0, shape.output_std() if ends_branch else shape.init_std, generator)
+                of_attention = name.startswith("blocks") and name.endswith(".output.weight")
+                nn.init.normal_(weight, 0.0, shape.output_std() if of_attention else shape.init_std, generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
         self.head = make_head(shape, generator)

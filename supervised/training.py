@@ -300,14 +300,17 @@ class Trainer:
     def epoch(self, index: Tensor) -> float:
         """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
         args, number = self.args, len(self.run.rows)
-        own = runs.environment_seed(self.seed, f"epoch {number}")
-        order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(own))].to(args.device)
-        generator = torch.Generator(args.device).manual_seed(own)
+        order_seed, batch_seed, dropout_seed = (
+            runs.environment_seed(self.seed, f"{purpose} of epoch {number}")
+            for purpose in ("order", "batch", "dropout")
+        )  # apart: streams of one seed would hold the same numbers
+        order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(order_seed))].to(args.device)
+        generator = torch.Generator(args.device).manual_seed(batch_seed)
         batches = order.split(args.batch_size)
         self.run.network.train()
         total = torch.zeros((), device=args.device)
         with random_state(args.device):  # dropout draws from the global state: seeded here, restored after
-            torch.manual_seed(own)
+            torch.manual_seed(dropout_seed)
             for step, some in enumerate(batches, start=number * len(batches)):
                 total += len(some) * self.step(some, generator, rate(args, step, args.epochs * len(batches)))
         return total.item() / len(index)
@@ -353,6 +356,8 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
     folder, settings = cell.folder(args.out), settings_of(args, cell)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
+    # a device draws sets, and dropout, of its own: the rest of a run comes from that of its beginning
+    learned_from = settings | {"device": torch.device(args.device).type}
     with lock(folder):
         seed = runs.environment_seed(cell.seed, f"fold {cell.fold}")
         network = task.network(cell.pool, seed).to(args.device)
@@ -361,7 +366,7 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
         )
         run = Run(network, decayed)
         if checkpoint.exists():
-            run.load(checkpoint, settings)
+            run.load(checkpoint, learned_from)
         trainer = Trainer(task, run, args, seed)
         parts = split(task, cell.fold)
         bar = tqdm(total=args.epochs, initial=len(run.rows), desc=str(cell), unit="epoch", disable=not progress)
@@ -373,7 +378,7 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
                 if not run.rows or row["validation_error"] < min(x["validation_error"] for x in run.rows):
                     run.best = {name: weight.clone() for name, weight in network.state_dict().items()}
                 run.rows.append(row)
-                run.save(checkpoint, settings)
+                run.save(checkpoint, learned_from)
                 write_rows(folder / "metrics.csv", run.rows)
                 bar.set_postfix_str(f"validation error {row['validation_error']:.4g}", refresh=False)
                 bar.update()

@@ -90,8 +90,8 @@ def test_weights_at_first(pool):
         elif name.endswith("bias"):
             assert (weight == 0).all(), name
         else:
-            ends_branch = name.startswith(("blocks", "head")) and name.endswith("output.weight")
-            expected = 0.02 / math.sqrt(2 * 8) if ends_branch else 0.02
+            after_attention = name.startswith(("blocks", "head")) and name.endswith(".output.weight")
+            expected = 0.02 / math.sqrt(2 * 8) if after_attention else 0.02
             noise = 4 / math.sqrt(2 * weight.numel())
             assert weight.std().item() == pytest.approx(expected, rel=noise), name
             assert abs(weight.mean().item()) < 4 * expected / math.sqrt(weight.numel()), name

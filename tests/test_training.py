@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -327,6 +328,17 @@ OTHER = {
 }  # fmt: skip
 
 
+def test_a_run_goes_on_where_it_began(tmp_path):
+    """Another kind of device draws other sets of the same kind, and another dropout."""
+    stop(tmp_path, 7)
+    (path,) = tmp_path.rglob("checkpoint.pt")
+    content = training.runs.load_checkpoint(path)
+    content["settings"]["device"] = "cuda"
+    training.runs.save_checkpoint(path, content)
+    with pytest.raises(ValueError, match=r"^device=cpu: .*checkpoint\.pt is of cuda; use another --out"):
+        training.run_all(settings(tmp_path), ["max"], lambda args, column: Fake())
+
+
 @pytest.mark.parametrize("stop_at", [None, 7], ids=["finished", "stopped"])
 @pytest.mark.parametrize("name", OTHER)
 def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
@@ -335,7 +347,7 @@ def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
         training.run_all(args, ["max"], lambda args, column: Fake())
     else:
         stop(tmp_path, stop_at)
-    (tmp_path / ".lock").write_text(f"{os.getpid()}\n")  # as it is when a run began
+    (tmp_path / ".lock").write_text(f"{os.getpid()} {socket.gethostname()}\n")  # as it is when a run began
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"^{name}={OTHER[name]}: .*seed-1-fold-2.* is of .*; use another --out"):
         training.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
