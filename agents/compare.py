@@ -6,7 +6,7 @@
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --, words for every agent
     python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
     python agents/compare.py --draw-only                                          # of what is there
-    python agents/compare.py --draw-only --out results/noise --beside results/noise-without-dropout
+    python agents/compare.py --draw-only --out results/dropout --beside results/without-dropout  # with the same ids
 
 A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
 starts only what is missing and resumes what was stopped; while it runs, a second one with this OUT is refused. Ctrl-C
@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from noisy_envs.foreign import Game
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
-OURS = ("env_id", "seed", "run_dir", "resume", "num_noise")  # words of the agents that a cell decides
+OURS = (  # words of the agents that a cell decides, or that train nothing
+    "env_id", "seed", "run_dir", "resume", "num_noise", "evaluate", "record", "help",
+)  # fmt: skip
 RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
 
@@ -119,10 +121,11 @@ class Level(NamedTuple):
         game = self.foreign
         return game.references if game else reference_returns(self.env_id, self.options)
 
-    def snr(self) -> float:
-        """Signal's share of the tokens when an episode starts."""
+    def snr(self, played: Mapping[str, Any] | None = None) -> float:
+        """Signal's share of the tokens when an episode starts, with the options that a run played, if it had others."""
         game = self.foreign
-        env = game.make() if game else gymnasium.make(self.env_id, **self.options)  # type: ignore[arg-type]
+        options = {name: tuple(x) if isinstance(x, list) else x for name, x in (played or self.options).items()}
+        env = game.make() if game else gymnasium.make(self.env_id, **options)  # type: ignore[arg-type]
         share: float = env.reset(seed=0)[1]["snr"]
         env.close()
         return share
@@ -446,12 +449,14 @@ def run_here(cells: list[Cell], words: list[str], args: Args, report: Callable[[
     """Run cells on this machine, `args.jobs` at a time, and tell whether the user stopped it."""
     stop = Stop()
     with futures.ThreadPoolExecutor(args.jobs) as pool:
-        pending = {pool.submit(run_cell, cell, words, args.agents_dir, stop) for cell in cells}
+        cell_of = {pool.submit(run_cell, cell, words, args.agents_dir, stop): cell for cell in cells}
+        pending = set(cell_of)
         while pending:
             try:
                 done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
                 for future in done:
-                    report(future.result())
+                    error = future.exception()  # a folder that cannot be written, say: the others go on
+                    report(Outcome(cell_of[future], str(error), 0.0) if error else future.result())
             except KeyboardInterrupt:
                 stop.times += 1
                 print("stopping; the runs save (once more: they do not)", flush=True)
@@ -528,17 +533,39 @@ def score(summary: dict[str, Any] | None) -> float:
     return math.nan if summary is None or summary["score"] is None else float(summary["score"])
 
 
+def as_played(cells: list[Cell]) -> tuple[References, float]:
+    """Return what scores of 0 and 1 stand for at a level, and its SNR, by a run if there is one.
+
+    Words after -- may have changed the game, and with it both.
+    """
+    level = cells[0].level
+    summary = next((found for cell in cells if (found := cell.summary())), None)
+    if summary is None:
+        return level.references(), level.snr()
+    returns = (math.nan if summary[name] is None else summary[name] for name in ("return_random", "return_oracle"))
+    return References(*returns), level.snr(summary["options"])
+
+
+def of_levels(cells: list[Cell]) -> dict[Level, list[Cell]]:
+    """Return the cells of each level, in order."""
+    found: dict[Level, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.level, []).append(cell)
+    return found
+
+
 def panels(cells: list[Cell], note: str = "") -> list[results.Panel]:
     """Return the learning curves of each level, of unfinished runs too, under its name and a note, else its SNR."""
     found = []
-    for level in dict.fromkeys(cell.level for cell in cells):
+    for level, own in of_levels(cells).items():
         curves: dict[str, list[results.Rows]] = {}
-        for cell in cells:
+        for cell in own:
             metrics = (cell.run() or cell.folder) / "metrics.csv"
-            if cell.level == level and metrics.is_file():
+            if metrics.is_file():
                 curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
-        title = f"{level.name}\n{note or f'SNR {level.snr():.3g}'}"
-        found.append(results.Panel(title, *level.references(), curves, "solved" if level.foreign else "oracle"))
+        references, snr = as_played(own)
+        title = f"{level.name}\n{note or f'SNR {snr:.3g}'}"
+        found.append(results.Panel(title, *references, curves, "solved" if level.foreign else "oracle"))
     return found
 
 
@@ -585,7 +612,7 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
             drops[head] = results.drop(found[least], found[most])._asdict()
     return {
         "versions": {name: ", ".join(texts) for name, texts in versions.items()},
-        "snr": {level.name: level.snr() for level in levels},
+        "snr": {level.name: as_played(own)[1] for level, own in of_levels(cells).items()},
         "scores": scores,
         "iqm": estimates,
         "drop": drops,

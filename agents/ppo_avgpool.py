@@ -937,9 +937,9 @@ def check_request(args: Args) -> None:
 def check_sizes(args: Args) -> None:
     """Check what must fit together, as `check` does."""
     size = args.num_envs * args.num_steps * num_learners(args)
-    if args.total_timesteps < size:
+    if args.total_timesteps < size and not args.evaluate:
         raise ValueError(f"total_timesteps={args.total_timesteps}: less than the {size} of one update")
-    if args.minibatch_size < 2 or size % args.minibatch_size:
+    if (args.minibatch_size < 2 or size % args.minibatch_size) and not args.evaluate:
         raise ValueError(f"minibatch_size={args.minibatch_size}: must be at least 2 and divide the {size} of an update")
     for setting in ("num_envs", "minibatch_size"):
         if getattr(args, setting) % WORLD_SIZE:

@@ -36,7 +36,7 @@ def reaches(radii: Array) -> Reach:
     """Return the reach of pairs whose radii sum to `radii` (M, F), or −1 for a body and itself."""
     xp = namespace(radii)
     farthest = radii + (NEGLIGIBLE_64 if radii.dtype == xp.float64 else NEGLIGIBLE_32)
-    return Reach(radii, xp.clip(farthest, 0.0, None) ** 2 * 1.001)  # a little more, as squares are rounded
+    return Reach(radii, farthest.clip(0.0, None) ** 2 * 1.001)  # a little more, as squares are rounded
 
 
 def integrate(body: Array, force: Array, max_speed: Array) -> Array:
@@ -109,7 +109,7 @@ def softplus(x: Array) -> Array:
     if isinstance(x, np.ndarray):
         return np.logaddexp(x, 0.0 * x)
     xp = namespace(x)
-    return xp.clip(x, 0.0, None) + xp.log1p(xp.exp(-abs(x)))
+    return x.clip(0.0, None) + xp.log1p(xp.exp(-abs(x)))
 
 
 def hypotenuse(x: Array, y: Array) -> Array:

@@ -324,3 +324,11 @@ def test_older_checkpoints_do_not_tell_their_head_and_are_evaluated(ppo, trained
     assert content.pop("head") == "AdaPool"
     runs.save_checkpoint(tmp_path / "old.pt", content)
     assert evaluate(ppo, tmp_path / "out", tmp_path / "old.pt")[0][0]["return"] == summary["return"]
+
+
+def test_sizes_of_an_update_do_not_matter_to_an_evaluation(ppo, tmp_path):
+    few = ["--num-agents", "3", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "192"]
+    _, run = train_tiny(ppo, tmp_path / "run", *few, "--total-timesteps", "192", *SHORT)
+    for number in (1, 4):  # of which 64 and 256 steps were an update
+        rows, _ = evaluate(ppo, tmp_path / str(number), run, "--num-agents", number)
+        assert np.isfinite(rows[0]["return"])

@@ -75,7 +75,10 @@ def main():
     score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
     rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
     (folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
+    changed = option.get("--options")
     summary = {
+        "options": {changed.partition("=")[0]: int(changed.partition("=")[2])} if changed else {},
+        "return_random": -7.0 if changed else -2.0, "return_oracle": -1.0,
         "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
         "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
         "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
@@ -325,6 +328,25 @@ def test_words_agree_with_what_they_mean():
     assert all(compare.agrees(*pair) for pair in same) and not any(compare.agrees(*pair) for pair in other)
 
 
+def test_words_that_change_the_game_change_what_is_drawn_with_it(field):
+    field.run(heads=["avgpool"], levels=[NOISY], seeds="1", passed=[*TRAINED, "--options", "num_signal=29"])
+    assert field.results()["snr"] == {"SimpleCentroid-1v1v30-v0": 0.5}  # 30 of 60; without the words 2 of 32
+    cells = compare.plan(compare.Args(out=field.out, env_ids=(NOISY,), seeds=(1,), heads=("avgpool",)))
+    (panel,) = compare.panels(cells)
+    assert (panel.random, panel.oracle) == (-7, -1) and panel.title.endswith("SNR 0.5")
+
+
+def test_a_run_that_cannot_begin_is_told_at_once_and_the_others_go_on(field, capsys):
+    folder = field.out / "SimpleCentroid-1v1v30-v0" / "avgpool"
+    folder.mkdir(parents=True)
+    (folder / "seed-1").write_text("no folder")
+    with pytest.raises(SystemExit):
+        field.run(heads=["avgpool"], levels=[NOISY], seeds="12")
+    told = capsys.readouterr().out
+    assert told.index("avgpool seed 1: FAILED") < told.index("avgpool seed 2: score")
+    assert (field.out / "table.md").is_file()
+
+
 def test_noise_levels_of_one_environment(field):
     field.run("--num-noise", "28", "0", levels=["noisy_envs/SimpleTag-v0"], heads=["adapool"], seeds="1")
     assert list(field.results()["snr"]) == ["SimpleTag-v0-noise-0", "SimpleTag-v0-noise-28"]  # falling signal
@@ -467,6 +489,8 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field, capsys):
         (["--draw-only"], "holds no runs"),
         (["--beside", "/nowhere"], "beside=/nowhere: must come with --draw-only"),
         (["--", "--seed", "3"], "--seed after --"),
+        (["--", "--evaluate", "runs"], "--evaluate after --"),
+        (["--", "--help"], "--help after --"),
         (["--", "3"], "'3' after --"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),

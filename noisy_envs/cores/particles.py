@@ -56,7 +56,7 @@ def spread(count: Array) -> Array:
     if isinstance(count, float):
         return max(math.log(count, 4), 2.0)
     xp = namespace(count)
-    return xp.clip(xp.log(count) / math.log(4), 2.0, None)
+    return (xp.log(count) / math.log(4)).clip(2.0, None)
 
 
 class ParticleGame:
@@ -306,7 +306,7 @@ class ParticleGame:
         accel = self.table("accel", me)[agents.start : agents.stop]
         miss = goal - (me[..., :2] + DT * me[..., 2:4])  # (B, n, 2), after this step
         if self.continuous_actions:
-            push = xp.clip((miss / DT - kept) / (DT * accel), -1.0, 1.0)
+            push = ((miss / DT - kept) / (DT * accel)).clip(-1.0, 1.0)
             none = xp.zeros_like(push[..., 0])
             slots = [none] + [xp.maximum(sign * push[..., axis], none) for axis in (0, 1) for sign in (-1, 1)]
             return xp.stack(slots, axis=-1)

@@ -234,7 +234,7 @@ class SimpleTag(ParticleGame):
         else:
             scale = SMALLEST_SCALE + u_scale * (self.largest_scale - SMALLEST_SCALE)  # (B, 1)
             position, velocity = signed[..., :2] * scale[..., None], signed[..., 2:] * self.start_speed
-            place = place * spread(xp.clip(present, 1.0, None))[..., None]
+            place = place * spread(present.clip(1.0, None))[..., None]
         mover = xp.concat([position, velocity], axis=-1)
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
@@ -274,9 +274,9 @@ class SimpleTag(ParticleGame):
     def penalty(self, position: Array) -> Array:
         """Return what prey at places (B, Q, 2) lose for leaving the arena, both axes together (B, Q)."""
         xp = namespace(position)
-        x = xp.clip(xp.abs(position), 0.0, 3.0)  # the exponential is cut long before, and must not overflow
-        inside = xp.clip(10.0 * (x - EDGE), 0.0, None)
-        outside = xp.clip(xp.exp(2.0 * x - 2.0), None, FULL_PENALTY)
+        x = xp.abs(position).clip(0.0, 3.0)  # the exponential is cut long before, and must not overflow
+        inside = (10.0 * (x - EDGE)).clip(0.0, None)
+        outside = xp.exp(2.0 * x - 2.0).clip(None, FULL_PENALTY)
         return xp.where(x < OUTSIDE, inside, outside).sum(axis=-1)
 
     def signal_mask(self, tokens: Array) -> Array:

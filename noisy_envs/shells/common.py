@@ -58,7 +58,7 @@ def check_action(core: Core, action: Any) -> np.ndarray:
 
 def legal(core: Core, actions: Array) -> Array:
     """Return actions, each replaced by the nearest that is one: floats in 0 … 1, or integers below `num_actions`."""
-    return namespace(actions).clip(actions, 0, 1 if core.continuous_actions else core.num_actions - 1)
+    return actions.clip(0, 1 if core.continuous_actions else core.num_actions - 1)
 
 
 def fresh_seed() -> int:
