@@ -260,6 +260,30 @@ class Drift(SingleAgentGame):
         return tokens[..., 0] > -1
 
 
+@dataclass(frozen=True)
+class Signed(Drift):
+    """Places from −1 in whole steps, so that the last column holds the number that is padding elsewhere."""
+
+    token_spec = TokenSpec(1, ("x",), {}, padded=False)
+
+    def initial(self, u: tuple[Array, ...]) -> State:
+        return State(0 * u[0] - 1)
+
+    def signal_mask(self, tokens: Array) -> Array:
+        return tokens[..., 0] < 0
+
+
+def test_where_nothing_is_padding_all_tokens_are_present(backend):
+    tokens, info = TokenEnv(Signed).reset(seed=0)
+    assert tokens.tolist() == [[-1]] and info["snr"] == 1
+    envs = TokenVectorEnv(Signed, 2, backend=backend)
+    tokens, info = envs.reset(seed=0)
+    assert info["snr"].tolist() == [1, 1]
+    mask = Signed.token_spec.mask(tokens)
+    assert mask.tolist() == [[True]] * 2 and type(mask) is type(tokens)
+    assert noisy_tokens(TokenVectorEnv(Signed, 2), num_noise=1).reset(seed=0)[1]["snr"].tolist() == [0.5, 0.5]
+
+
 def test_the_least_game_plays_everywhere(backend):
     check_env(TokenEnv(Drift), skip_render_check=True)
     single = play(pickle.loads(pickle.dumps(TokenEnv(Drift))), [np.float32([0.5])] * 3, seed=5)

@@ -143,7 +143,7 @@ class Mask(TokenRule):
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[dict[str, Array], Facts]:
         """Return copies of the tokens (R, N, D), and the mask, bool (R, N)."""
-        return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": present(self.spec, tokens)}, {}
+        return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": self.spec.mask(tokens)}, {}
 
 
 class Flatten(TokenRule):
@@ -230,7 +230,7 @@ class AddNoise(TokenRule):
         """Return tokens (R, N + M, D), the mask of those that carry signal and their share of all but padding."""
         xp = namespace(tokens)
         if signal is None:
-            signal = present(self.inner, tokens)
+            signal = self.inner.mask(tokens)
         chance = moment.start if self.frozen else moment
         u_values, u_places = drawn(chance, (self.most * self.draws_each, self.spec.num_tokens - 1), tokens)
         if self.history is None:
@@ -244,7 +244,7 @@ class AddNoise(TokenRule):
         if self.shuffle:
             tokens, signal = permuted(places(u_places, self.spec.query), tokens, signal)
         real = xp.float64 if xp is np else xp.float32  # as our vector environments have it
-        number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, present(self.spec, tokens)))
+        number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, self.spec.mask(tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
 
     def _named(self, values: Array, moment: Moment) -> Array:
@@ -373,14 +373,6 @@ def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> lis
         hint = "gymnasium.wrappers.FlattenObservation makes each number a feature"
         raise ValueError(f"{where}: a Box of shape {space.shape} must have one axis; {hint}")
     return [f"{name or 'feature'}[{i}]" for i in range(spaces.flatdim(space))]
-
-
-def present(spec: TokenSpec, tokens: Array) -> Array:
-    """Tell tokens (R, N, D) from padding, bool (R, N); where there is none, the marker is a value like others."""
-    if spec.padded:
-        mask: Array = spec.mask(tokens)
-        return mask
-    return namespace(tokens).ones_like(tokens[..., 0], dtype=namespace(tokens).bool)
 
 
 def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray, np.ndarray]:
