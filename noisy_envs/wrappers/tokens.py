@@ -115,7 +115,8 @@ class TokenRule:
         """Check that observations of `space` are the tokens (N, D) that `spec` describes."""
         shape = spec.num_tokens, spec.num_features
         if not isinstance(space, spaces.Box) or space.shape != shape or space.dtype != np.float32:
-            raise ValueError(f"{space}: must be a float32 Box of one agent's tokens {shape}")
+            given = f"{space.dtype} Box {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
+            raise ValueError(f"{given}: must be a float32 Box of one agent's tokens {shape}")
         self.low, self.high = space.low, space.high  # (N, D)
         self.spec = spec
 
@@ -193,7 +194,11 @@ class AddNoise(TokenRule):
         frozen: bool,
         shuffle: bool,
     ) -> None:
-        """Prepare for tokens of `spec` in `num_worlds` worlds."""
+        """Prepare for tokens of `spec` in `num_worlds` worlds.
+
+        Raises:
+            ValueError: noise that varies needs padding, for which the marker of the game's own tokens may be taken.
+        """
         super().__init__(space, spec)
         num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
         check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
@@ -212,6 +217,8 @@ class AddNoise(TokenRule):
         self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
         roles = spec.roles | {"noise": self.role} if spec.roles else {}
         self.inner = spec
+        if self.varies:
+            self._check_padding()
         self.spec = dataclasses.replace(
             spec, num_tokens=spec.num_tokens + self.most, roles=roles, padded=spec.padded or self.varies
         )
@@ -247,11 +254,23 @@ class AddNoise(TokenRule):
         number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, self.spec.mask(tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
 
+    def _check_padding(self) -> None:
+        """Raise ValueError if tokens of a game without padding and roles may look like padding."""
+        spec = self.inner
+        low, high = self.low[:, spec.marker].min(), self.high[:, spec.marker].max()
+        if not spec.padded and not spec.roles and low <= spec.padding <= high:
+            raise ValueError(
+                f"num_noise={self.num_noise}: must be one number, or the tokens have roles, since feature "
+                f"{spec.features[spec.marker]!r} may be {spec.padding:g} without being padding"
+            )
+
     def _named(self, values: Array, moment: Moment) -> Array:
         """Make noise tokens (R, M, D) of values (R, M, V), and padding of those that the episode does not have."""
         xp = namespace(values)
         if self.inner.roles:
             noise = xp.concat([values, xp.full_like(values[..., :1], self.role)], axis=-1)
+        elif not self.spec.padded:
+            noise = values
         else:  # a marker must not be taken for padding
             noise, marker = values, values[..., self.inner.marker]
             noise[..., self.inner.marker] = xp.where(marker == self.inner.padding, xp.zeros_like(marker), marker)

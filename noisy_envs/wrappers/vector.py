@@ -21,7 +21,7 @@ from noisy_envs.shells.common import check_reset_mask, listed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
+from noisy_envs.wrappers.stack import num_draws, trusted_spec, world_space_of
 
 __all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask"]
 
@@ -161,7 +161,7 @@ class AddNoiseTokens(VectorTokenWrapper):
         RecordConstructorArgs.__init__(
             self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
         )
-        space, spec = world_space_of(env), spec_of(env)
+        space, spec = world_space_of(env), trusted_spec(env)
         rule = tokens.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
         super().__init__(env, rule)
 
@@ -172,7 +172,7 @@ class ShuffleTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Shuffle(world_space_of(env), trusted_spec(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
@@ -181,7 +181,7 @@ class TokensAndMask(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Mask(world_space_of(env), trusted_spec(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
@@ -190,4 +190,4 @@ class FlattenTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Flatten(world_space_of(env), trusted_spec(env)))
