@@ -117,6 +117,24 @@ def check_drawn(core: Core, state: Any, seeds: Array, numbers: Array) -> None:
         )
 
 
+def check_seen(core: Core, seen: Array, lead: tuple[int, int]) -> None:
+    """Raise ValueError unless what a game shows has the shape and type that it says; `lead` are worlds and agents."""
+    low, _ = core.observation_bounds
+    shape, wanted = tuple(seen.shape), (*lead, *low.shape)
+    dtype = str(seen.dtype).removeprefix("torch.")
+    if shape != wanted or dtype != str(low.dtype):
+        raise ValueError(
+            f"{core.name}: `observe` gave {dtype} {shape}: must be {low.dtype} {wanted}, of worlds, agents and "
+            "`observation_bounds`"
+        )
+    spec = getattr(core, "token_spec", None)  # pictures have none
+    if spec is not None and (spec.num_tokens, spec.num_features) != low.shape:
+        raise ValueError(
+            f"{core.name}: `token_spec` has {spec.num_tokens} tokens of {spec.num_features} features: must be those of "
+            f"`observe`, {low.shape}"
+        )
+
+
 def check_episode(number: Any) -> int | None:
     """Return the option `episode`, a number of 62 bits, which leaves room to play on, or None where it is not given."""
     if number is None:

@@ -10,7 +10,15 @@ import numpy as np
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.randomness import episode_words, uniforms
-from noisy_envs.shells.common import check_drawn, check_episode, check_render_mode, check_seed, check_start, fresh_seed
+from noisy_envs.shells.common import (
+    check_drawn,
+    check_episode,
+    check_render_mode,
+    check_seed,
+    check_seen,
+    check_start,
+    fresh_seed,
+)
 
 RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
@@ -56,7 +64,8 @@ class Episode:
         ignored.
 
         Raises:
-            ValueError, TypeError: naming what is not allowed; or the game drew a state that is over.
+            ValueError, TypeError: naming what is not allowed; or the game drew a state that is over, or does not show
+                what it says.
         """
         self.check_open()
         options = options or {}
@@ -72,6 +81,10 @@ class Episode:
         if state is None:
             state = self.core.initial(uniforms(key, np.zeros(1, np.int64), self.core.start_draws))
             check_drawn(self.core, state, np.array([seed]), np.array([number]))
+        if self.state is None:
+            check_seen(
+                self.core, self.core.observe(state, self.learners), (1, self.learners.stop - self.learners.start)
+            )
         self.seed, self.number, self.state, self._key = seed, number, state, key
         self.clock, self.total_return = 0, 0.0
         self._judge()
@@ -93,8 +106,7 @@ class Episode:
         if place == 0:
             counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
             drawn = self.core.chance(uniforms(self._key, counters, self.core.step_draws))
-            rows = [[field[i : i + 1] for i in range(CHUNK)] for field in drawn]
-            self._chances = list(map(type(drawn), *rows))
+            self._chances = one_by_one(drawn)
         return self._chances[place]
 
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
@@ -147,3 +159,11 @@ class Episode:
         self.check_open()
         if self.state is None:
             raise RuntimeError("no episode has begun: call reset() first")
+
+
+def one_by_one(chances: Any) -> list[Any]:
+    """Take the chance of many steps, arrays (CHUNK, ...) in a tuple or one alone, apart: the same of each, (1, ...)."""
+    if not isinstance(chances, tuple):
+        return [chances[i : i + 1] for i in range(CHUNK)]
+    rows = zip(*([field[i : i + 1] for i in range(CHUNK)] for field in chances), strict=True)
+    return list(map(getattr(type(chances), "_make", tuple), rows))

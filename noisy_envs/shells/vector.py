@@ -25,6 +25,7 @@ from noisy_envs.shells.common import (
     check_episode,
     check_render_mode,
     check_reset_mask,
+    check_seen,
     check_start,
     driven,
     listed,
@@ -388,6 +389,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             check_drawn(self.core, state, seeds, numbers)
         else:
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
+        if self._worlds is None:
+            agents = self.learners.stop - self.learners.start
+            check_seen(self.core, self.core.observe(state, self.learners), (self.num_envs, agents))
         worlds = Worlds(state, clock, self._array(seeds), self._array(numbers), key)
         self._in_step = len(rows) == self.num_envs
         self._worlds = worlds if self._in_step else put_worlds(self._worlds, self._array(rows), worlds)
