@@ -1311,6 +1311,40 @@ def test_what_is_no_token_is_refused(name: str) -> None:
         getattr(vector, name)(team, **options)
 
 
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+def test_options_must_be_a_dictionary(base: str) -> None:
+    told = r"^options=\[1\]: must be a dictionary, such as {'episode': 0}$"
+    for env in (
+        single(base, "gaussian"),
+        gymnasium.make(TAG),
+        around(base, "gaussian", sync(base)),
+        gymnasium.make_vec(TAG, 2),
+    ):
+        with pytest.raises(TypeError, match=told):
+            env.reset(options=[1])
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Box(-1, 1, (0,)), spaces.Dict(a=spaces.Tuple(()))], ids=str)
+def test_a_space_without_a_number_has_no_tokens(space: spaces.Space[Any]) -> None:
+    env = gymnasium.make("CartPole-v1").unwrapped
+    env.observation_space = space
+    with pytest.raises(ValueError, match="must hold a number at least"):
+        noisy_tokens(env, 2)
+
+
+def test_the_signal_of_others_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.zeros((3, 2), np.float32)
+    info = {"signal_mask": [True, False, True]}
+    monkeypatch.setattr(Signs, "reset", lambda self, *, seed=None, options=None: (tokens, info))
+    assert noisy_tokens(Signs(), 2).reset(seed=0)[1]["snr"] == 0.4
+    assert wrappers.ShuffleTokens(Signs()).reset(seed=0)[1]["signal_mask"].sum() == 2
+    info["signal_mask"] = [True, False]
+    told = r"info\['signal_mask'\]: shape \(2,\) must be \(3,\), a bool for each token"
+    for wrap in (wrappers.ShuffleTokens, lambda env: noisy_tokens(env, 2)):
+        with pytest.raises(ValueError, match=told):
+            wrap(Signs()).reset(seed=0)
+
+
 def test_seeds_are_checked_before_anything_changes() -> None:
     for seed, error in ((-1, ValueError), (1.5, TypeError), (2**63, ValueError)):
         env, twin = single("cartpole", "marginal"), single("cartpole", "marginal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,15 @@ def check_seed(seed: Any) -> int:
 def listed(seed: Any) -> Any:
     """Return seeds (B,) that are an array or a tensor as a list, and all else as it is."""
     return as_numpy(seed).tolist() if getattr(seed, "ndim", 0) else seed
+
+
+def check_options(options: Any) -> dict[str, Any]:
+    """Return the options of a reset, of which there may be none, as a dictionary; raise TypeError on what is none."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options={options!r}: must be a dictionary, such as {{'episode': 0}}")
+    return dict(options)
 
 
 def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> Any:

@@ -13,6 +13,7 @@ from noisy_envs.randomness import episode_words, uniforms
 from noisy_envs.shells.common import (
     check_drawn,
     check_episode,
+    check_options,
     check_render_mode,
     check_seed,
     check_seen,
@@ -68,7 +69,7 @@ class Episode:
                 what it says.
         """
         self.check_open()
-        options = options or {}
+        options = check_options(options)
         # all checks come first: a refused reset changes nothing
         state = check_start(self.core, options, ())
         number = check_episode(options.get("episode"))

@@ -23,6 +23,7 @@ from noisy_envs.shells.common import (
     casting,
     check_drawn,
     check_episode,
+    check_options,
     check_render_mode,
     check_reset_mask,
     check_seen,
@@ -193,7 +194,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         seed = listed(seed)
-        options = options or {}
+        options = check_options(options)
         mask = check_reset_mask(options.get("reset_mask"), self.num_envs)
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         # all checks come first: a refused reset changes nothing

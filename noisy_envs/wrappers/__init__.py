@@ -94,8 +94,10 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
     def _show(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         signal = info.get("signal_mask")
+        if signal is not None:
+            signal = np.asarray(signal, np.bool_)[None]  # others may give a list
         batch = self._rule.batch([observation])
-        shown, facts = self._rule.show(batch, None if signal is None else signal[None], self._clock.moment(ONE, FRESH))
+        shown, facts = self._rule.show(batch, signal, self._clock.moment(ONE, FRESH))
         told = {name: fact[0] if fact.ndim > 1 else float(fact[0]) for name, fact in facts.items()}
         return tokens.one(shown, 0), info | told
 

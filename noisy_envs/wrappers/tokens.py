@@ -173,6 +173,8 @@ class Shuffle(TokenRule):
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N, D) in another order, and the signal's mask in the same."""
+        if signal is not None:
+            check_signal(signal, tokens)
         (u,) = drawn(moment, (self.spec.num_tokens - 1,), tokens)
         tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
         return tokens, {} if signal is None else {"signal_mask": signal}
@@ -238,6 +240,7 @@ class AddNoise(TokenRule):
         xp = namespace(tokens)
         if signal is None:
             signal = self.inner.mask(tokens)
+        check_signal(signal, tokens)
         chance = moment.start if self.frozen else moment
         u_values, u_places = drawn(chance, (self.most * self.draws_each, self.spec.num_tokens - 1), tokens)
         if self.history is None:
@@ -376,9 +379,12 @@ def feature_names(space: spaces.Space[Any]) -> list[str]:
     """Name the numbers of the flat space, as `position[0]`, `inner.mode[2]`, or `feature[0]` where there is but one.
 
     Raises:
-        ValueError: naming the space that is an image, or has no fixed length.
+        ValueError: naming the space that is an image, or has no fixed length, or no number at all.
     """
-    return _names(space, "", space)
+    names = _names(space, "", space)
+    if not names:
+        raise ValueError(f"{space}: must hold a number at least")
+    return names
 
 
 def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> list[str]:
@@ -392,6 +398,13 @@ def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> lis
         hint = "gymnasium.wrappers.FlattenObservation makes each number a feature"
         raise ValueError(f"{where}: a Box of shape {space.shape} must have one axis; {hint}")
     return [f"{name or 'feature'}[{i}]" for i in range(spaces.flatdim(space))]
+
+
+def check_signal(signal: Array, tokens: Array) -> None:
+    """Raise ValueError unless a mask of signal, which another's `info` may hold, is one (R, N) of tokens (R, N, D)."""
+    shape, wanted = tuple(signal.shape), tuple(tokens.shape[:2])
+    if shape != wanted:
+        raise ValueError(f"info['signal_mask']: shape {shape[1:]} must be {wanted[1:]}, a bool for each token")
 
 
 def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.options import Count
-from noisy_envs.shells.common import check_reset_mask, listed
+from noisy_envs.shells.common import check_options, check_reset_mask, listed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock
@@ -61,7 +61,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
     ) -> tuple[Any, dict[str, Any]]:
         """Start the next episodes, or the first ones of `seed`, of all worlds or of `options["reset_mask"]`."""
         seed = listed(seed)
-        options = None if options is None else dict(options)  # Gymnasium takes the mask out
+        options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
         start = self._clock.plan(seed, options if self._rule.draws else None, mask)
         observations, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
