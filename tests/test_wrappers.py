@@ -1286,6 +1286,9 @@ def test_tokens_that_look_like_padding_get_no_noise_of_a_range() -> None:
         ValueError, match=r"num_noise=\(2, 3\): must be one number, or .*'sign' may be -1 without being"
     ):
         noisy_tokens(Signs(), (2, 3))
+    pixels = noisy_tokens(gymnasium.make("noisy_envs/BoxWorldPixels-v0"), (2, 3))  # whose colours are from 0 to 1
+    for result in play(pixels, draw_actions(pixels.action_space, 9), seed=0):
+        assert result[0] in pixels.observation_space and pixels.token_spec.mask(result[0]).sum() in (52, 53)
     noisy = noisy_tokens(Signs(), 2, "marginal", shuffle=False)
     noisy.reset(seed=0)
     tokens, info = noisy.reset(options={"episode": 1})
