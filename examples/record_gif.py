@@ -1,4 +1,7 @@
-"""Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif]."""
+"""Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif].
+
+ENV_ID is one of this package.
+"""
 
 import argparse
 from pathlib import Path
@@ -15,6 +18,8 @@ parser.add_argument("env_id", nargs="?", default="noisy_envs/SimpleCentroid-v0")
 parser.add_argument("file", nargs="?", type=Path, default=Path("oracle.gif"))
 args = parser.parse_args()
 env: Any = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
+if "oracle" not in getattr(getattr(env, "core", None), "policies", ()):
+    parser.error(f"{args.env_id}: must be an id of this package, whose game has an oracle")
 _, info = env.reset(seed=1)
 frames, ended = [], False
 while not ended:

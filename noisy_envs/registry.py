@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import re
@@ -124,15 +125,18 @@ def core_class(game: Game) -> type:
         ValueError: it is neither one of ours nor "module:Class".
         ImportError: there is no such module.
         AttributeError: it has no such class.
+        TypeError: it is no class, or no dataclass.
     """
-    if not isinstance(game, str):
-        return game
-    if ":" in game:
+    found: Any = game
+    if isinstance(game, str) and ":" in game:
         module, name = game.split(":", 1)
-        found: type = getattr(importlib.import_module(module), name)
-        return found
-    check_choice("game", game, tuple(CORES))
-    return CORES[game]
+        found = getattr(importlib.import_module(module), name)
+    elif isinstance(game, str):
+        check_choice("game", game, tuple(CORES))
+        found = CORES[game]
+    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+        raise TypeError(f"game={game!r}: must be a frozen dataclass, the class itself")
+    return found
 
 
 def held_out(

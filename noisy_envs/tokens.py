@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noisy_envs.arrays import Array
+from noisy_envs.arrays import Array, namespace
 
 
 @dataclass(frozen=True)
 class TokenSpec:
     """Names for an observation of `num_tokens` rows and as many columns as there are `features`.
 
-    The mask follows from the observation alone: a row whose `marker` feature is `padding` is no token.
+    The mask follows from the observation alone: a row whose `marker` feature is `padding` is no token, where rows can
+    be padding; elsewhere that feature is a value like others.
 
     Attributes:
         num_tokens: rows, N.
@@ -47,4 +48,8 @@ class TokenSpec:
 
     def mask(self, observation: Array) -> Array:
         """Tell tokens from padding: (..., N, D) -> bool (..., N), True for a token."""
-        return observation[..., self.marker] != self.padding
+        marker = observation[..., self.marker]
+        if self.padded:
+            return marker != self.padding
+        xp = namespace(marker)
+        return xp.ones_like(marker, dtype=xp.bool)

@@ -92,6 +92,16 @@ def test_example(name, monkeypatch, tmp_path, capsys):
         assert last > first + 0.3  # of the 1.5 between random play and the oracle
 
 
+def test_a_film_of_an_oracle_needs_one(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["record_gif.py", "CartPole-v1"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "examples" / "record_gif.py"), run_name="__main__")
+    assert "CartPole-v1: must be an id of this package, whose game has an oracle\n" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_readme_lists_every_example():
     row = r"^\| \[(\w+\.py)\]\(examples/\1\) \|.*\| `pip install .*` \|$"
     rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import pickle
+import re
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from noisy_envs.arrays import Array, as_numpy
+from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores.single_agent import SingleAgentGame
 from noisy_envs.shells.common import ask
 from noisy_envs.shells.parallel import ParallelTokenEnv
@@ -258,6 +259,114 @@ class Drift(SingleAgentGame):
 
     def signal_mask(self, tokens: Array) -> Array:
         return tokens[..., 0] > -1
+
+
+@dataclass(frozen=True)
+class Plain(Drift):
+    """Takes its chance as it comes."""
+
+    chance = SingleAgentGame.chance
+
+    def transition(self, state: State, action: Array, chance: tuple[Array]) -> State:
+        return State(state.place + action[:, 0] + chance[0])
+
+
+@dataclass(frozen=True)
+class Bare(Drift):
+    """Has an array for its chance."""
+
+    def chance(self, u: tuple[Array, ...]) -> Array:
+        return u[0]
+
+    def transition(self, state: State, action: Array, chance: Array) -> State:
+        return State(state.place + action[:, 0] + chance)
+
+
+@pytest.mark.parametrize("game", [Plain, Bare])
+def test_chance_needs_no_names(game, backend):
+    actions = [np.float32([0.5])] * 3
+    named = play(TokenEnv(Drift), actions, seed=5)
+    assert_same(play(TokenEnv(game), actions, seed=5), named)
+    envs = TokenVectorEnv(game, 1, backend=backend)
+    many = play(envs, [to_backend(action[None], backend) for action in actions], seed=5)
+    for one, row in zip(named, many, strict=False):
+        np.testing.assert_allclose(one[0], as_numpy(row[0])[0], rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class NoAgents(Drift):
+    def observe(self, state: State, agents: slice = slice(0, 1)) -> Array:
+        return state.place[:, None]
+
+
+@dataclass(frozen=True)
+class Double(Drift):
+    def observe(self, state: State, agents: slice = slice(0, 1)) -> Array:
+        return namespace(state.place).astype(state.place[:, None, None], namespace(state.place).float64)
+
+
+@dataclass(frozen=True)
+class MoreTokens(Drift):
+    token_spec = TokenSpec(2, ("x",), {}, padded=False)
+
+
+@dataclass(frozen=True)
+class MoreFeatures(Drift):
+    token_spec = TokenSpec(1, ("x", "role"), {}, padded=False)
+
+
+WANTED = "must be float32 ({}, 1, 1, 1), of worlds, agents and `observation_bounds`"
+MISTAKES = {
+    NoAgents: "drift: `observe` gave float32 ({}, 1, 1): " + WANTED,
+    Double: "drift: `observe` gave float64 ({}, 1, 1, 1): " + WANTED,
+    MoreTokens: "drift: `token_spec` has 2 tokens of 1 features: must be those of `observe`, (1, 1)",
+    MoreFeatures: "drift: `token_spec` has 1 tokens of 2 features: must be those of `observe`, (1, 1)",
+}
+
+
+@pytest.mark.parametrize("game", MISTAKES)
+def test_a_game_that_does_not_show_what_it_says_is_refused(game, backend):
+    worlds = {TokenEnv: 1, ParallelTokenEnv: 1, TokenVectorEnv: 3}
+    for shell, number in worlds.items():
+        env = shell(game, number, backend=backend) if shell is TokenVectorEnv else shell(game)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=re.escape(MISTAKES[game].format(number, number))):
+                env.reset(seed=0)
+
+
+class Undecided(SingleAgentGame):
+    max_steps: int = 3
+
+
+@pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
+@pytest.mark.parametrize("game", [Undecided, Drift(), "test_own_game:WANTED"])
+def test_what_is_no_class_of_rules_is_refused(shell, game):
+    with pytest.raises(TypeError, match=rf"game={re.escape(repr(game))}: must be a frozen dataclass, the class itself"):
+        shell(game)
+
+
+@dataclass(frozen=True)
+class Signed(Drift):
+    """Places from −1 in whole steps, so that the last column holds the number that is padding elsewhere."""
+
+    token_spec = TokenSpec(1, ("x",), {}, padded=False)
+
+    def initial(self, u: tuple[Array, ...]) -> State:
+        return State(0 * u[0] - 1)
+
+    def signal_mask(self, tokens: Array) -> Array:
+        return tokens[..., 0] < 0
+
+
+def test_where_nothing_is_padding_all_tokens_are_present(backend):
+    tokens, info = TokenEnv(Signed).reset(seed=0)
+    assert tokens.tolist() == [[-1]] and info["snr"] == 1
+    envs = TokenVectorEnv(Signed, 2, backend=backend)
+    tokens, info = envs.reset(seed=0)
+    assert info["snr"].tolist() == [1, 1]
+    mask = Signed.token_spec.mask(tokens)
+    assert mask.tolist() == [[True]] * 2 and type(mask) is type(tokens)
+    assert noisy_tokens(TokenVectorEnv(Signed, 2), num_noise=1).reset(seed=0)[1]["snr"].tolist() == [0.5, 0.5]
 
 
 def test_the_least_game_plays_everywhere(backend):

@@ -1243,6 +1243,59 @@ def test_numpys_numbers_are_taken_as_pythons(num_envs: int) -> None:
     assert_same(*(play(env, draw_actions(env.action_space, 3), seed=0) for env in (ours, theirs)))
 
 
+SCALED = {
+    "normalized": gymnasium.wrappers.NormalizeObservation,
+    "rescaled": lambda env: gymnasium.wrappers.RescaleObservation(env, np.float32(0), np.float32(1)),
+    "transformed": lambda env: gymnasium.wrappers.TransformObservation(env, np.positive, spaces.Box(-9, 9, (8, 5))),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_tokens_that_a_wrapper_scaled_are_refused(name: str) -> None:
+    """Their roles would be numbers that no spec knows, and padding would count as tokens."""
+    scaled = SCALED[name](gymnasium.make(TAG))
+    for env in (scaled, gymnasium.vector.SyncVectorEnv([lambda: scaled] * 2)):
+        with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+            noisy_tokens(env, 2)
+        assert spec_of(env) == gymnasium.make(TAG).unwrapped.token_spec
+    kept = gymnasium.wrappers.TransformObservation(
+        gymnasium.make(TAG), np.positive, gymnasium.make(TAG).observation_space
+    )
+    assert noisy_tokens(kept, 2).reset(seed=0)[0].shape == (10, 5)
+
+
+def test_vectors_that_a_wrapper_scaled_are_refused() -> None:
+    envs = gymnasium.wrappers.vector.NormalizeObservation(gymnasium.make_vec(TAG, 2))
+    with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+        noisy_tokens(envs, 2)
+
+
+class Signs(gymnasium.Env[Any, Any]):
+    """Tokens without roles or padding, the last of whose numbers is −1."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3, 2)), spaces.Discrete(2)
+    token_spec = TokenSpec(3, ("x", "sign"), {}, padded=False)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.float32([[0.5, -1]] * 3), {}
+
+
+def test_tokens_that_look_like_padding_get_no_noise_of_a_range() -> None:
+    with pytest.raises(
+        ValueError, match=r"num_noise=\(2, 3\): must be one number, or .*'sign' may be -1 without being"
+    ):
+        noisy_tokens(Signs(), (2, 3))
+    pixels = noisy_tokens(gymnasium.make("noisy_envs/BoxWorldPixels-v0"), (2, 3))  # whose colours are from 0 to 1
+    for result in play(pixels, draw_actions(pixels.action_space, 9), seed=0):
+        assert result[0] in pixels.observation_space and pixels.token_spec.mask(result[0]).sum() in (52, 53)
+    noisy = noisy_tokens(Signs(), 2, "marginal", shuffle=False)
+    noisy.reset(seed=0)
+    tokens, info = noisy.reset(options={"episode": 1})
+    assert info["snr"] == 0.6 and noisy.token_spec.mask(tokens).all()
+    assert (tokens[3:] == tokens[0]).all()  # drawn as they are, not as if −1 were padding
+
+
 @pytest.mark.parametrize("name", ["ShuffleTokens", "TokensAndMask", "FlattenTokens", "AddNoiseTokens"])
 def test_what_is_no_token_is_refused(name: str) -> None:
     options = {"num_noise": 1} if name == "AddNoiseTokens" else {}
@@ -1251,7 +1304,7 @@ def test_what_is_no_token_is_refused(name: str) -> None:
             getattr(module, name)(plain, **options)
         flat = module.FlattenTokens(module.TokenizeObservation(plain))
         with pytest.raises(
-            ValueError, match=r"(?s)Box\(.*\(10,\), float32\): must be a float32 Box of one agent's tokens \(5, 2\)"
+            ValueError, match=r"^float32 Box \(10,\): must be a float32 Box of one agent's tokens \(5, 2\)$"
         ):
             getattr(module, name)(flat, **options)
     with pytest.raises(ValueError, match="has no token_spec"):
@@ -1259,6 +1312,40 @@ def test_what_is_no_token_is_refused(name: str) -> None:
     team = gymnasium.make_vec(TAG, 2, learners="prey")
     with pytest.raises(ValueError, match=r"must be a float32 Box of one agent's tokens \(8, 5\)"):
         getattr(vector, name)(team, **options)
+
+
+@pytest.mark.parametrize("base", ["cartpole", "tag"])
+def test_options_must_be_a_dictionary(base: str) -> None:
+    told = r"^options=\[1\]: must be a dictionary, such as {'episode': 0}$"
+    for env in (
+        single(base, "gaussian"),
+        gymnasium.make(TAG),
+        around(base, "gaussian", sync(base)),
+        gymnasium.make_vec(TAG, 2),
+    ):
+        with pytest.raises(TypeError, match=told):
+            env.reset(options=[1])
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Box(-1, 1, (0,)), spaces.Dict(a=spaces.Tuple(()))], ids=str)
+def test_a_space_without_a_number_has_no_tokens(space: spaces.Space[Any]) -> None:
+    env = gymnasium.make("CartPole-v1").unwrapped
+    env.observation_space = space
+    with pytest.raises(ValueError, match="must hold a number at least"):
+        noisy_tokens(env, 2)
+
+
+def test_the_signal_of_others_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.zeros((3, 2), np.float32)
+    info = {"signal_mask": [True, False, True]}
+    monkeypatch.setattr(Signs, "reset", lambda self, *, seed=None, options=None: (tokens, info))
+    assert noisy_tokens(Signs(), 2).reset(seed=0)[1]["snr"] == 0.4
+    assert wrappers.ShuffleTokens(Signs()).reset(seed=0)[1]["signal_mask"].sum() == 2
+    info["signal_mask"] = [True, False]
+    told = r"info\['signal_mask'\]: shape \(2,\) must be \(3,\), a bool for each token"
+    for wrap in (wrappers.ShuffleTokens, lambda env: noisy_tokens(env, 2)):
+        with pytest.raises(ValueError, match=told):
+            wrap(Signs()).reset(seed=0)
 
 
 def test_seeds_are_checked_before_anything_changes() -> None:

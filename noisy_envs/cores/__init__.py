@@ -11,8 +11,8 @@ from noisy_envs.tokens import TokenSpec
 class Core(Protocol):
     """What a shell asks of a game: frozen parameters and pure functions over `B` worlds.
 
-    A state and a step's chance are `NamedTuple`s of arrays with leading axis B. All arrays of a call belong to one
-    library and device, and floats keep the dtype of the state.
+    A state is a `NamedTuple` of arrays with leading axis B, and so is a step's chance, or a plain tuple. All arrays of
+    a call belong to one library and device, and floats keep the dtype of the state.
 
     Attributes:
         name: a word.

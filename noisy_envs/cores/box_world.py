@@ -215,7 +215,10 @@ class BoxWorld(SingleAgentGame):
             shape = self.width, self.width, 3
             return np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)
         ones = np.ones((self.token_spec.num_tokens, self.token_spec.num_features), np.float32)
-        return -ones, ones
+        low = -ones
+        if not self.token_spec.padded:
+            low[:, :3] = 0  # no colour is below: wrappers must see that none is taken for padding
+        return low, ones
 
     def initial(self, u: tuple[Array, ...]) -> State:
         """Draw levels of the bank by uniforms (B, 2) of 24 bits each."""

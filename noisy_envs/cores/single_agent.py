@@ -14,8 +14,8 @@ class SingleAgentGame:
 
     A game adds `name`, `num_actions`, `max_steps`, `token_spec`, `observation_bounds`, `start_draws`, `initial`,
     `transition`, `observe`, `reward` and `signal_mask`; if it terminates, `terminated`; if chance enters a step,
-    `step_draws` and a `chance` that returns a `NamedTuple`; if it is drawn, `render_modes` and `scene`. It may replace
-    whatever is here.
+    `step_draws`, and a `chance` that names what comes of them in a `NamedTuple`; if it is drawn, `render_modes` and
+    `scene`. It may replace whatever is here.
     """
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class SingleAgentGame:
         """Make ready to draw starting states: there is nothing to do."""
 
     def chance(self, u: tuple[Array, ...]) -> Any:
-        """Return what chance decides in a step: nothing."""
+        """Return what chance decides in a step: the uniforms as they are."""
         return u
 
     def admit(self, given: Any, batch: tuple[int, ...]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,15 @@ def listed(seed: Any) -> Any:
     return as_numpy(seed).tolist() if getattr(seed, "ndim", 0) else seed
 
 
+def check_options(options: Any) -> dict[str, Any]:
+    """Return the options of a reset, of which there may be none, as a dictionary; raise TypeError on what is none."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options={options!r}: must be a dictionary, such as {{'episode': 0}}")
+    return dict(options)
+
+
 def check_start(core: Core, options: dict[str, Any], batch: tuple[int, ...]) -> Any:
     """Return the states (B, ...) that the options of a reset ask for, or None; raise on what the game does not take."""
     chosen = {name: options[name] for name in core.start_options if options.get(name) is not None}
@@ -114,6 +123,24 @@ def check_drawn(core: Core, state: Any, seeds: Array, numbers: Array) -> None:
         raise ValueError(
             f"{core.name}: episode {int(numbers[world])} of seed {int(seeds[world])} is over before its first step: "
             "`initial` must draw states that are not `terminated`"
+        )
+
+
+def check_seen(core: Core, seen: Array, lead: tuple[int, int]) -> None:
+    """Raise ValueError unless what a game shows has the shape and type that it says; `lead` are worlds and agents."""
+    low, _ = core.observation_bounds
+    shape, wanted = tuple(seen.shape), (*lead, *low.shape)
+    dtype = str(seen.dtype).removeprefix("torch.")
+    if shape != wanted or dtype != str(low.dtype):
+        raise ValueError(
+            f"{core.name}: `observe` gave {dtype} {shape}: must be {low.dtype} {wanted}, of worlds, agents and "
+            "`observation_bounds`"
+        )
+    spec = getattr(core, "token_spec", None)  # pictures have none
+    if spec is not None and (spec.num_tokens, spec.num_features) != low.shape:
+        raise ValueError(
+            f"{core.name}: `token_spec` has {spec.num_tokens} tokens of {spec.num_features} features: must be those of "
+            f"`observe`, {low.shape}"
         )
 
 

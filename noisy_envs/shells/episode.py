@@ -10,7 +10,16 @@ import numpy as np
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.randomness import episode_words, uniforms
-from noisy_envs.shells.common import check_drawn, check_episode, check_render_mode, check_seed, check_start, fresh_seed
+from noisy_envs.shells.common import (
+    check_drawn,
+    check_episode,
+    check_options,
+    check_render_mode,
+    check_seed,
+    check_seen,
+    check_start,
+    fresh_seed,
+)
 
 RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
@@ -36,7 +45,6 @@ class Episode:
         self.state: Any = None
         self.terminated = False  # the game is over
         self.total_return = 0.0  # of the first learner
-        self._padded = getattr(getattr(core, "token_spec", None), "padded", True)  # pictures have no spec
         self._renderer: Any = None
         self._closed = False
 
@@ -57,10 +65,11 @@ class Episode:
         ignored.
 
         Raises:
-            ValueError, TypeError: naming what is not allowed; or the game drew a state that is over.
+            ValueError, TypeError: naming what is not allowed; or the game drew a state that is over, or does not show
+                what it says.
         """
         self.check_open()
-        options = options or {}
+        options = check_options(options)
         # all checks come first: a refused reset changes nothing
         state = check_start(self.core, options, ())
         number = check_episode(options.get("episode"))
@@ -73,6 +82,10 @@ class Episode:
         if state is None:
             state = self.core.initial(uniforms(key, np.zeros(1, np.int64), self.core.start_draws))
             check_drawn(self.core, state, np.array([seed]), np.array([number]))
+        if self.state is None:
+            check_seen(
+                self.core, self.core.observe(state, self.learners), (1, self.learners.stop - self.learners.start)
+            )
         self.seed, self.number, self.state, self._key = seed, number, state, key
         self.clock, self.total_return = 0, 0.0
         self._judge()
@@ -94,14 +107,13 @@ class Episode:
         if place == 0:
             counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
             drawn = self.core.chance(uniforms(self._key, counters, self.core.step_draws))
-            rows = [[field[i : i + 1] for i in range(CHUNK)] for field in drawn]
-            self._chances = list(map(type(drawn), *rows))
+            self._chances = one_by_one(drawn)
         return self._chances[place]
 
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
         """Return the `info` of tokens (N, D): which are signal, their share, and whether the goal is reached."""
         mask = self.core.signal_mask(tokens)
-        present = np.count_nonzero(self.core.token_mask(tokens)) if self._padded else mask.size
+        present = np.count_nonzero(self.core.token_mask(tokens))
         info = {"signal_mask": mask, "snr": float(np.count_nonzero(mask) / present)}
         if self.core.terminates:
             info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
@@ -148,3 +160,11 @@ class Episode:
         self.check_open()
         if self.state is None:
             raise RuntimeError("no episode has begun: call reset() first")
+
+
+def one_by_one(chances: Any) -> list[Any]:
+    """Take the chance of many steps, arrays (CHUNK, ...) in a tuple or one alone, apart: the same of each, (1, ...)."""
+    if not isinstance(chances, tuple):
+        return [chances[i : i + 1] for i in range(CHUNK)]
+    rows = zip(*([field[i : i + 1] for i in range(CHUNK)] for field in chances), strict=True)
+    return list(map(getattr(type(chances), "_make", tuple), rows))

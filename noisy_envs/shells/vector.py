@@ -23,8 +23,10 @@ from noisy_envs.shells.common import (
     casting,
     check_drawn,
     check_episode,
+    check_options,
     check_render_mode,
     check_reset_mask,
+    check_seen,
     check_start,
     driven,
     listed,
@@ -192,7 +194,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         seed = listed(seed)
-        options = options or {}
+        options = check_options(options)
         mask = check_reset_mask(options.get("reset_mask"), self.num_envs)
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         # all checks come first: a refused reset changes nothing
@@ -388,6 +390,9 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             check_drawn(self.core, state, seeds, numbers)
         else:
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
+        if self._worlds is None:
+            agents = self.learners.stop - self.learners.start
+            check_seen(self.core, self.core.observe(state, self.learners), (self.num_envs, agents))
         worlds = Worlds(state, clock, self._array(seeds), self._array(numbers), key)
         self._in_step = len(rows) == self.num_envs
         self._worlds = worlds if self._in_step else put_worlds(self._worlds, self._array(rows), worlds)

@@ -33,7 +33,7 @@ from noisy_envs.options import Count
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens, vector
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of
+from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of, trusted_spec
 
 __all__ = [
     "AddNoiseTokens",
@@ -94,8 +94,10 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
     def _show(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         signal = info.get("signal_mask")
+        if signal is not None:
+            signal = np.asarray(signal, np.bool_)[None]  # others may give a list
         batch = self._rule.batch([observation])
-        shown, facts = self._rule.show(batch, None if signal is None else signal[None], self._clock.moment(ONE, FRESH))
+        shown, facts = self._rule.show(batch, signal, self._clock.moment(ONE, FRESH))
         told = {name: fact[0] if fact.ndim > 1 else float(fact[0]) for name, fact in facts.items()}
         return tokens.one(shown, 0), info | told
 
@@ -152,7 +154,7 @@ class AddNoiseTokens(TokenWrapper):
         RecordConstructorArgs.__init__(
             self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
         )
-        rule = tokens.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        rule = tokens.AddNoise(space_of(env), trusted_spec(env), 1, num_noise, distribution, scale, frozen, shuffle)
         super().__init__(env, rule)
 
 
@@ -162,7 +164,7 @@ class ShuffleTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Shuffle(space_of(env), trusted_spec(env)))
 
 
 class TokensAndMask(TokenWrapper):
@@ -171,7 +173,7 @@ class TokensAndMask(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Mask(space_of(env), trusted_spec(env)))
 
 
 class FlattenTokens(TokenWrapper):
@@ -180,7 +182,7 @@ class FlattenTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Flatten(space_of(env), trusted_spec(env)))
 
 
 def noisy_tokens(
@@ -199,6 +201,7 @@ def noisy_tokens(
 
     Args:
         env: of flat observations, which `TokenizeObservation` makes tokens (1 + F, 2), or of tokens (N, D) already.
+            What scales tokens, as `NormalizeObservation` does, must come around the result: within, roles get lost.
         num_noise: M, or a range (low, high), drawn for each episode: see `AddNoiseTokens`, also for what follows.
         distribution: "gaussian", "uniform" or "marginal".
         scale: in the units of the values.
@@ -211,7 +214,9 @@ def noisy_tokens(
 
     Raises:
         TypeError: `env` is no environment, or an option is of no type that is allowed, which is named.
-        ValueError: the observations are neither flat nor tokens, or an option has a value that is not allowed.
+        ValueError: the observations are neither flat nor tokens, or tokens whose role or padding has other bounds than
+            `token_spec` means (a wrapper that keeps the bounds and changes the values is not seen); noise of a range
+            needs padding, for which the game's own tokens may be taken; or an option has a value that is not allowed.
     """
     if isinstance(env, VectorEnv):
         envs = env if found_spec(env) else vector.TokenizeObservation(env, squash)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisy_envs.randomness import episode_key, episode_words
-from noisy_envs.shells.common import check_episode, next_episodes
+from noisy_envs.shells.common import check_episode, check_options, next_episodes
 
 SALT = 0x746F6B65  # sets the chance of wrappers apart from that of the games, which have the same seeds
 
@@ -66,7 +66,7 @@ class Clock:
         rows = np.arange(len(self.seeds)) if mask is None else np.flatnonzero(mask)
         if mask is not None and (self.seeds < 0).any():
             raise RuntimeError("the first reset must be of all worlds: leave out options['reset_mask']")
-        number = check_episode((options or {}).get("episode"))
+        number = check_episode(check_options(options).get("episode"))
         seeds, numbers = next_episodes(seed, number, self.seeds, self.numbers)
         given = [one is not None for one in seed] if isinstance(seed, Sequence) else [seed is not None] * len(seeds)
         return Start(rows, (np.array(given) | (self.seeds < 0))[rows], seeds[rows], numbers[rows])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-from gymnasium.spaces import Space
+import numpy as np
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from noisy_envs.tokens import TokenSpec
@@ -35,6 +36,39 @@ def spec_of(env: AnyEnv) -> TokenSpec:
     if spec is None:
         raise ValueError(f"{env}: has no token_spec: put TokenizeObservation around it first")
     return spec
+
+
+def trusted_spec(env: AnyEnv) -> TokenSpec:
+    """Return what the tokens of an environment mean, if nothing between changed the feature that tells what each is.
+
+    What worker processes hold between them and the tokens' owner is not seen.
+
+    Raises:
+        ValueError: its observations are no tokens, or a wrapper gave their marker other bounds.
+    """
+    spec, shown, own = spec_of(env), _world_space(env), _owned_space(env)
+    if isinstance(shown, Box) and isinstance(own, Box) and shown.shape == own.shape:
+        at = (..., spec.marker)
+        if not all(np.array_equal(a[at], b[at]) for a, b in ((shown.low, own.low), (shown.high, own.high))):
+            name = spec.features[spec.marker]
+            raise ValueError(f"{env}: feature {name!r} of the tokens must keep its bounds: put what scales it outside")
+    return spec
+
+
+def _world_space(env: AnyEnv) -> Space[Any]:
+    return env.single_observation_space if isinstance(env, VectorEnv) else env.observation_space
+
+
+def _owned_space(env: Any) -> Space[Any] | None:
+    """Return the space of one world's observations in the layer that has a `token_spec`, or None where it is hidden."""
+    while not hasattr(env, "token_spec"):
+        if isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
+            env = env.env
+        elif hasattr(env, "envs"):
+            env = env.envs[0]
+        else:
+            return None
+    return _world_space(env)
 
 
 def found_spec(env: AnyEnv) -> TokenSpec | None:

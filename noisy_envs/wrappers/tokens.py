@@ -115,7 +115,8 @@ class TokenRule:
         """Check that observations of `space` are the tokens (N, D) that `spec` describes."""
         shape = spec.num_tokens, spec.num_features
         if not isinstance(space, spaces.Box) or space.shape != shape or space.dtype != np.float32:
-            raise ValueError(f"{space}: must be a float32 Box of one agent's tokens {shape}")
+            given = f"{space.dtype} Box {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
+            raise ValueError(f"{given}: must be a float32 Box of one agent's tokens {shape}")
         self.low, self.high = space.low, space.high  # (N, D)
         self.spec = spec
 
@@ -143,7 +144,7 @@ class Mask(TokenRule):
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[dict[str, Array], Facts]:
         """Return copies of the tokens (R, N, D), and the mask, bool (R, N)."""
-        return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": present(self.spec, tokens)}, {}
+        return {"tokens": namespace(tokens).asarray(tokens, copy=True), "mask": self.spec.mask(tokens)}, {}
 
 
 class Flatten(TokenRule):
@@ -172,6 +173,8 @@ class Shuffle(TokenRule):
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N, D) in another order, and the signal's mask in the same."""
+        if signal is not None:
+            check_signal(signal, tokens)
         (u,) = drawn(moment, (self.spec.num_tokens - 1,), tokens)
         tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
         return tokens, {} if signal is None else {"signal_mask": signal}
@@ -193,7 +196,11 @@ class AddNoise(TokenRule):
         frozen: bool,
         shuffle: bool,
     ) -> None:
-        """Prepare for tokens of `spec` in `num_worlds` worlds."""
+        """Prepare for tokens of `spec` in `num_worlds` worlds.
+
+        Raises:
+            ValueError: noise that varies needs padding, for which the marker of the game's own tokens may be taken.
+        """
         super().__init__(space, spec)
         num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
         check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
@@ -212,6 +219,8 @@ class AddNoise(TokenRule):
         self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
         roles = spec.roles | {"noise": self.role} if spec.roles else {}
         self.inner = spec
+        if self.varies:
+            self._check_padding()
         self.spec = dataclasses.replace(
             spec, num_tokens=spec.num_tokens + self.most, roles=roles, padded=spec.padded or self.varies
         )
@@ -230,7 +239,8 @@ class AddNoise(TokenRule):
         """Return tokens (R, N + M, D), the mask of those that carry signal and their share of all but padding."""
         xp = namespace(tokens)
         if signal is None:
-            signal = present(self.inner, tokens)
+            signal = self.inner.mask(tokens)
+        check_signal(signal, tokens)
         chance = moment.start if self.frozen else moment
         u_values, u_places = drawn(chance, (self.most * self.draws_each, self.spec.num_tokens - 1), tokens)
         if self.history is None:
@@ -244,14 +254,26 @@ class AddNoise(TokenRule):
         if self.shuffle:
             tokens, signal = permuted(places(u_places, self.spec.query), tokens, signal)
         real = xp.float64 if xp is np else xp.float32  # as our vector environments have it
-        number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, present(self.spec, tokens)))
+        number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, self.spec.mask(tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
+
+    def _check_padding(self) -> None:
+        """Raise ValueError if tokens of a game without padding and roles may look like padding."""
+        spec = self.inner
+        low, high = self.low[:, spec.marker].min(), self.high[:, spec.marker].max()
+        if not spec.padded and not spec.roles and low <= spec.padding <= high:
+            raise ValueError(
+                f"num_noise={self.num_noise}: must be one number, or the tokens have roles, since feature "
+                f"{spec.features[spec.marker]!r} may be {spec.padding:g} without being padding"
+            )
 
     def _named(self, values: Array, moment: Moment) -> Array:
         """Make noise tokens (R, M, D) of values (R, M, V), and padding of those that the episode does not have."""
         xp = namespace(values)
         if self.inner.roles:
             noise = xp.concat([values, xp.full_like(values[..., :1], self.role)], axis=-1)
+        elif not self.spec.padded:
+            noise = values
         else:  # a marker must not be taken for padding
             noise, marker = values, values[..., self.inner.marker]
             noise[..., self.inner.marker] = xp.where(marker == self.inner.padding, xp.zeros_like(marker), marker)
@@ -357,9 +379,12 @@ def feature_names(space: spaces.Space[Any]) -> list[str]:
     """Name the numbers of the flat space, as `position[0]`, `inner.mode[2]`, or `feature[0]` where there is but one.
 
     Raises:
-        ValueError: naming the space that is an image, or has no fixed length.
+        ValueError: naming the space that is an image, or has no fixed length, or no number at all.
     """
-    return _names(space, "", space)
+    names = _names(space, "", space)
+    if not names:
+        raise ValueError(f"{space}: must hold a number at least")
+    return names
 
 
 def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> list[str]:
@@ -375,12 +400,11 @@ def _names(space: spaces.Space[Any], name: str, whole: spaces.Space[Any]) -> lis
     return [f"{name or 'feature'}[{i}]" for i in range(spaces.flatdim(space))]
 
 
-def present(spec: TokenSpec, tokens: Array) -> Array:
-    """Tell tokens (R, N, D) from padding, bool (R, N); where there is none, the marker is a value like others."""
-    if spec.padded:
-        mask: Array = spec.mask(tokens)
-        return mask
-    return namespace(tokens).ones_like(tokens[..., 0], dtype=namespace(tokens).bool)
+def check_signal(signal: Array, tokens: Array) -> None:
+    """Raise ValueError unless a mask of signal, which another's `info` may hold, is one (R, N) of tokens (R, N, D)."""
+    shape, wanted = tuple(signal.shape), tuple(tokens.shape[:2])
+    if shape != wanted:
+        raise ValueError(f"info['signal_mask']: shape {shape[1:]} must be {wanted[1:]}, a bool for each token")
 
 
 def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray, np.ndarray]:

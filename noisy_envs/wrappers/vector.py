@@ -17,11 +17,11 @@ from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.options import Count
-from noisy_envs.shells.common import check_reset_mask, listed
+from noisy_envs.shells.common import check_options, check_reset_mask, listed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
+from noisy_envs.wrappers.stack import num_draws, trusted_spec, world_space_of
 
 __all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask"]
 
@@ -61,7 +61,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
     ) -> tuple[Any, dict[str, Any]]:
         """Start the next episodes, or the first ones of `seed`, of all worlds or of `options["reset_mask"]`."""
         seed = listed(seed)
-        options = None if options is None else dict(options)  # Gymnasium takes the mask out
+        options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
         start = self._clock.plan(seed, options if self._rule.draws else None, mask)
         observations, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ class AddNoiseTokens(VectorTokenWrapper):
         RecordConstructorArgs.__init__(
             self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
         )
-        space, spec = world_space_of(env), spec_of(env)
+        space, spec = world_space_of(env), trusted_spec(env)
         rule = tokens.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
         super().__init__(env, rule)
 
@@ -172,7 +172,7 @@ class ShuffleTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Shuffle(world_space_of(env), trusted_spec(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
@@ -181,7 +181,7 @@ class TokensAndMask(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Mask(world_space_of(env), trusted_spec(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
@@ -190,4 +190,4 @@ class FlattenTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(world_space_of(env), spec_of(env)))
+        super().__init__(env, tokens.Flatten(world_space_of(env), trusted_spec(env)))
