@@ -60,7 +60,7 @@ def use_deterministic(on: bool) -> None:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout.
+    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside its checkout.
 
     It stays what it was when first asked for, as the code that a process has loaded does. The variable
     NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
@@ -68,12 +68,14 @@ def commit() -> str:
     told = os.environ.get("NOISY_ENVS_COMMIT")
     if told:
         return told
-    folder = Path(__file__).parent
+    file = Path(__file__)
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(["git", *words], cwd=file.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", file.name)  # installed, it may lie in a repository of something else
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):

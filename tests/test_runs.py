@@ -447,6 +447,26 @@ def test_one_value_has_no_interval_and_bad_ones_are_refused():
             runs.bootstrap_interval(np.array(values), 0)
 
 
+def test_the_commit_is_that_of_the_repository_that_holds_the_code(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "site-packages" / "runs.py"))
+    (tmp_path / "site-packages").mkdir()
+    for name in ("theirs.py", "site-packages/runs.py"):
+        (tmp_path / name).write_text("")
+
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    git("add", "theirs.py")
+    git("commit", "-m", "theirs")
+    assert runs.commit.__wrapped__() == "unknown"
+    git("add", ".")
+    git("commit", "-m", "ours")
+    assert len(runs.commit.__wrapped__()) == 12
+
+
 def test_a_summary_is_json_whatever_it_holds(tmp_path):
     content = {"a": np.nan, "b": [0.5, -np.inf], "c": {"d": Path("x"), "e": (1, np.inf)}}
     runs.write_summary(tmp_path / "a.json", content)
