@@ -359,6 +359,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     return found
 
 
+DRAWN = 2**22  # numbers that a bootstrap draws at a time, 32 MiB
+
+
 def bootstrap_interval(
     values: np.ndarray, seed: int, level: float = 0.95, resamples: int = 2000
 ) -> tuple[float, float]:
@@ -374,8 +377,12 @@ def bootstrap_interval(
         raise ValueError(f"values must be (n,), n from 1, and finite, got {np.shape(values)}, {bad} of them not finite")
     if len(values) == 1:
         return np.nan, np.nan
-    picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
-    low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    generator, rows = np.random.default_rng(seed), max(1, DRAWN // len(values))
+    means = [
+        values[generator.integers(0, len(values), (min(rows, resamples - done), len(values)))].mean(axis=1)
+        for done in range(0, resamples, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

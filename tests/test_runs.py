@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -438,6 +439,25 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
     assert 0.88 < ((ends[:, 0] < 3) & (ends[:, 1] > 3)).mean() < 0.99
     assert runs.bootstrap_interval(np.arange(9.0), 1) == runs.bootstrap_interval(np.arange(9.0), 1)
     assert runs.bootstrap_interval(np.full(5, 2.0), 0) == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool])
+@pytest.mark.parametrize(("count", "drawn"), [(7, 7), (7, 50), (9, 1000), (50, 10), (9001, 50_000)])
+def test_an_interval_is_the_same_however_many_resamples_are_drawn_at_a_time(monkeypatch, dtype, count, drawn):
+    monkeypatch.setattr(runs, "DRAWN", drawn)
+    values = np.random.default_rng(1).normal(3, 5, count).astype(dtype)
+    picked = np.random.default_rng(2).integers(0, count, (101, count))
+    expected = np.quantile(values[picked].mean(axis=1), [0.25, 0.75])
+    assert runs.bootstrap_interval(values, 2, 0.5, 101) == tuple(expected)
+
+
+def test_an_interval_of_many_values_needs_little_memory():
+    tracemalloc.start()
+    try:
+        runs.bootstrap_interval(np.arange(20_000.0), 0)
+        assert tracemalloc.get_traced_memory()[1] < 2**27  # all at a time would take five times as much
+    finally:
+        tracemalloc.stop()
 
 
 def test_one_value_has_no_interval_and_bad_ones_are_refused():
