@@ -551,6 +551,11 @@ def assert_refused(tmp_path, script, words, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_digits_without_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert_refused(tmp_path, "vision", "", "the digits come with scikit-learn: pip install scikit-learn")
+
+
 @pytest.mark.parametrize("words", ["--preset slow", "--dataset mnist", "--epochs many", "--colour red"])
 def test_bad_words_are_told(tmp_path, capsys, words):
     with pytest.raises(SystemExit) as ended:
@@ -589,7 +594,7 @@ def test_scores_and_their_spread():
     }  # fmt: skip
 
 
-def test_bounds_of_trained_heads(tmp_path, capsys):
+def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     bounds = load_supervised("bounds")
     with pytest.raises(ValueError, match="holds no finished run of AdaPool"):
         bounds.main([str(tmp_path / "runs")])
@@ -600,9 +605,16 @@ def test_bounds_of_trained_heads(tmp_path, capsys):
     for path in (tmp_path / "runs").rglob("checkpoint.pt"):  # those of the best epoch are measured, not the last ones
         runs.save_checkpoint(path, {**runs.load_checkpoint(path), "network": {}})
     bounds.main(["runs", "--data-dir", "data"])
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
+    rows = [line.split(" | ") for line in lines]
     assert [row[-1] for row in rows] == 2 * ["100.00 % |"]
     assert "nan" not in str(rows) and (tmp_path / "runs" / "bounds.png").is_file()
+
+    alone = tmp_path / "runs" / "KNN-6" / "adapool" / "seed-1-fold-1"
+    monkeypatch.chdir(alone)
+    for folder in (alone, ".", "..", "../.."):
+        bounds.main([str(folder), "--data-dir", str(tmp_path / "data")])
+        assert [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")] == lines[1:]
 
     # the weights measured by hand: those of the neighbours and of the others, beside 1 / k and 0
     trained, args, k = bounds.load(tmp_path / "runs" / "KNN-1" / "adapool" / "seed-1-fold-1", tmp_path / "data")
@@ -615,3 +627,8 @@ def test_bounds_of_trained_heads(tmp_path, capsys):
     assert found.signal == pytest.approx(3 * [(1 - own).mean().item()])
     assert found.noise[1] == pytest.approx((own - 1).mean().item() / 5)
     assert found.inside == 1
+
+    path = alone / "checkpoint.pt"
+    runs.save_checkpoint(path, {name: part for name, part in runs.load_checkpoint(path).items() if name != "best"})
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+        bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])
