@@ -132,15 +132,20 @@ def papers(args: Args) -> dict[str, dict[str, float]]:
     }
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run what is missing; write table and figure."""
-    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+def check_all(args: Args) -> None:
+    """Raise ValueError, naming a setting, its value and what is allowed."""
     check(args)
     if not args.ks:
         raise ValueError("ks: must be at least one")
     for k in args.ks:
         if not 1 <= k <= args.num_vectors:
             raise ValueError(f"ks={k}: must be from 1 to {args.num_vectors}, the vectors of a set")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing; write table and figure."""
+    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+    check_all(args)
     sets_of(args)  # written before several runs ask for it
     columns = [name(k) for k in sorted(set(args.ks))]
     found = training.run_all(args, columns, make_task)
