@@ -302,6 +302,15 @@ def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
     )
 
 
+@pytest.mark.parametrize(("words", "told"), [([], "1 oracle"), (["solved"], "1 solved")])
+def test_a_matrix_tells_what_counts_as_one(tmp_path, monkeypatch, words, told):
+    drawn = []
+    monkeypatch.setattr(pictures, "write_png", lambda path, figure: drawn.append(figure))
+    row = {"run": "a", "seed": 1, "env_id": "x", "trained": 4, "evaluated": 4, "score": 0.5, "score_95": [0.4, 0.6]}
+    pictures.plot_scores(tmp_path / "a.png", [row], *words)
+    assert drawn[0].axes[1].get_yticklabels()[-1].get_text() == told
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (4, 4), (10, 6)])
 def test_a_matrix_of_any_size_is_drawn(tmp_path, shape):
     from PIL import Image
