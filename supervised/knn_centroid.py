@@ -22,7 +22,7 @@ from pathlib import Path
 import report
 import torch
 import training
-from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_of, test_sets
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_as_in_the_paper, sets_of, test_sets
 from synthetic import centroids
 from torch import Tensor
 
@@ -118,10 +118,15 @@ def floor(targets: Tensor, width: int) -> float:
 
 
 def papers(args: Args) -> dict[str, dict[str, float]]:
-    """Return the paper's numbers for the asked k, none if the sets have other sizes than the paper's."""
-    if as_in_the_paper(args):
+    """Return the paper's numbers for the asked k, none if sets or network have other sizes than the paper's.
+
+    Its baselines have no network.
+    """
+    if sets_as_in_the_paper(args):
         ks: tuple[int, ...] = PAPERS_KS
         losses: Mapping[str, tuple[float, ...]] = PAPERS_LOSS
+        if not as_in_the_paper(args):
+            losses = {row: numbers for row, numbers in losses.items() if row.startswith("baseline")}
     elif args.num_vectors == 32:
         ks, losses = ABLATIONS_KS, ABLATIONS_LOSS.get((args.num_features, args.width, args.layers), {})
     else:

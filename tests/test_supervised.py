@@ -466,19 +466,27 @@ def run(script, *words):
 
 
 @pytest.mark.parametrize(
-    ("script", "vectors", "features", "shown"),
-    [("knn_centroid", 128, 16, True), ("knn_centroid", 127, 16, False), ("knn_centroid", 128, 15, False),
-     ("aggregation", 128, 16, True), ("aggregation", 128, 17, False)],
-)  # fmt: skip
-def test_the_papers_rows_only_at_its_sizes(tmp_path, script, vectors, features, shown):
-    words = ["--num-sets", "10", "--num-vectors", str(vectors), "--num-features", str(features), "--epochs", "1"]
-    run(script, *words, "--layers", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool")
+    ("script", "sizes", "shown"),
+    [
+        ("knn_centroid", (128, 16, 16, 12), [["0.006"], ["0.055"], ["0.040"]]),
+        ("knn_centroid", (127, 16, 16, 12), []),
+        ("knn_centroid", (128, 15, 16, 12), []),
+        ("knn_centroid", (128, 16, 16, 1), [["0.055"], ["0.040"]]),  # the baselines
+        ("knn_centroid", (128, 16, 8, 12), [["0.055"], ["0.040"]]),
+        ("aggregation", (128, 16, 16, 12), [["0.002", "0.000", "0.002"]]),
+        ("aggregation", (128, 17, 16, 12), []),
+        ("aggregation", (128, 16, 16, 1), []),
+        ("aggregation", (128, 16, 8, 12), []),
+    ],
+)
+def test_the_papers_rows_only_at_its_sizes(tmp_path, script, sizes, shown):
+    words = ["--num-sets", "10", "--epochs", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool"]
+    for name, size in zip(("num-vectors", "num-features", "width", "layers"), sizes, strict=True):
+        words += [f"--{name}", str(size)]
+    run(script, *words)
     text = (tmp_path / "out" / "table.md").read_text()
-    assert ("the paper's" in text) is shown
-    if shown:
-        papers = {"knn_centroid": [["0.006"], ["0.055"], ["0.040"]], "aggregation": [["0.002", "0.000", "0.002"]]}
-        lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
-        assert [[cell.strip() for cell in line] for line in lines] == papers[script]
+    lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
+    assert [[cell.strip() for cell in line] for line in lines] == shown
 
 
 @pytest.mark.parametrize(
