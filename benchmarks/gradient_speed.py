@@ -3,10 +3,10 @@
     python benchmarks/gradient_speed.py [--agent agents/ppo_avgpool.py] [--device cuda] [--threads 2]
         [--env-ids noisy_envs/SimpleCentroid-1v3v28-v0 noisy_envs/SimpleTag-1v3v28-v0]
 
-A gradient is one forward and backward pass of the paper's batch and network, dropout included, without the optimiser;
-a rollout is all steps of an update, with worlds, policy, values and advantages. Each as the agent runs it: eager,
-compiled, and on a GPU recorded in CUDA graphs too. An iteration is one rollout and a gradient for each epoch, 16 in
-the particle games.
+A gradient is one forward and backward pass of a minibatch by the network, dropout included, without the optimiser; in
+the paper's particle games that is the whole batch. A rollout is all steps of an update, with worlds, policy, values
+and advantages. Each as the agent runs it: eager, compiled, and on a GPU recorded in CUDA graphs too. An iteration is
+one rollout and the gradients of all its samples for each epoch, 16 in the particle games.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def measure(ppo: Any, env_id: str, device: str, compile: bool, graphs: bool) -> 
         noise = trainer.agent.noise((args.num_steps, learners), device, trainer.generator)
         start = time.perf_counter()
         play, samples, _ = trainer.collect(trainer.play, noise)
+        samples = type(samples)(*(x[: args.minibatch_size] for x in samples))
         kept = torch.ones(trainer.agent.kept_shape, dtype=torch.bool, device=device)
         coefficient = torch.tensor(args.kl_coef, device=device)
         trainer.gradient(samples, kept, coefficient)
@@ -69,7 +70,7 @@ def measure(ppo: Any, env_id: str, device: str, compile: bool, graphs: bool) -> 
         gradient = seconds(lambda: trainer.gradient(samples, kept, coefficient), device)
         rollout = seconds(lambda: trainer.collect(play, noise), device)
         trainer.close()
-    return gradient / size * 1e9, rollout / size * 1e9, first
+    return gradient / args.minibatch_size * 1e9, rollout / size * 1e9, first
 
 
 def main() -> None:

@@ -103,7 +103,10 @@ def kinds(trainer: training.Trainer, index: torch.Tensor, steps: int) -> Counter
 def main(argv: Sequence[str]) -> None:
     """Measure and print."""
     args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "num_sets": 100_000}}, __doc__)
+    knn_centroid.check_all(args)
     steps = args.steps
+    if steps < 1:
+        raise ValueError(f"steps={steps}: must be at least 1")
     torch.set_num_threads(args.threads)
     print(f"{_machine(args.device)}, torch {torch.__version__}, commit {runs.commit()}")
     column, pool, device = knn_centroid.name(args.ks[0]), args.pools[0], args.device

@@ -61,13 +61,14 @@ def plot_curve(
     write_png(path, figure)
 
 
-def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def plot_scores(path: Path, rows: Sequence[dict[str, Any]], ceiling: str = "oracle") -> None:
     """Draw the scores of an evaluation, noise in training (ascending) × noise in evaluation, as `plot_matrix` does.
 
     Args:
         path: of the PNG.
         rows: results of each run in turn, at the same noises: `run`, `seed`, `env_id`, `trained`, `evaluated` (noise
             tokens), `score`, `score_95`.
+        ceiling: whose return has the score 1.
     """
     found = {(row["run"], row["evaluated"]): row for row in rows}
     noises = list(dict.fromkeys(row["evaluated"] for row in rows))
@@ -82,7 +83,7 @@ def plot_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     lows, highs = (np.array([[cell["score_95"][side] for cell in line] for line in cells]) for side in (0, 1))
     columns = [str(noise) for noise in noises]
     title = f"normalised score, {rows[0]['env_id']}"
-    plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation")
+    plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation", ceiling)
 
 
 def plot_matrix(
@@ -95,10 +96,11 @@ def plot_matrix(
     title: str,
     row_label: str,
     column_label: str,
+    ceiling: str = "oracle",
 ) -> None:
     """Draw normalised scores (R, C), say training noise × evaluation noise, as coloured cells with numbers, as a PNG.
 
-    The colours run from 0, random play, to 1, the oracle, in every figure, so that two of them compare.
+    The colours run from 0, random play, to 1, the ceiling, in every figure, so that two of them compare.
 
     Args:
         path: of the PNG.
@@ -107,6 +109,7 @@ def plot_matrix(
         rows, columns: R and C names, of the first row at the top and the first column at the left.
         title: of the figure.
         row_label, column_label: what rows and columns are.
+        ceiling: whose return has the score 1.
 
     Raises:
         ValueError: for shapes that differ.
@@ -134,7 +137,7 @@ def plot_matrix(
     axes.spines[:].set_visible(False)
     figure.suptitle(textwrap.fill(title, int(12 * width)), fontsize=11)
     bar = figure.colorbar(image, ax=axes, extend="both", extendfrac=0.12 / height, aspect=height / 0.16, pad=0.03)
-    bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0 random", "0.25", "0.5", "0.75", "1 oracle"])
+    bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0 random", "0.25", "0.5", "0.75", f"1 {ceiling}"])
     bar.set_label("normalised score")
     write_png(path, figure)
 

@@ -60,7 +60,7 @@ def use_deterministic(on: bool) -> None:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside a checkout.
+    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside its checkout.
 
     It stays what it was when first asked for, as the code that a process has loaded does. The variable
     NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
@@ -68,12 +68,14 @@ def commit() -> str:
     told = os.environ.get("NOISY_ENVS_COMMIT")
     if told:
         return told
-    folder = Path(__file__).parent
+    file = Path(__file__)
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(["git", *words], cwd=file.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", file.name)  # installed, it may lie in a repository of something else
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
@@ -357,6 +359,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     return found
 
 
+DRAWN = 2**22  # numbers that a bootstrap draws at a time, 32 MiB
+
+
 def bootstrap_interval(
     values: np.ndarray, seed: int, level: float = 0.95, resamples: int = 2000
 ) -> tuple[float, float]:
@@ -372,8 +377,12 @@ def bootstrap_interval(
         raise ValueError(f"values must be (n,), n from 1, and finite, got {np.shape(values)}, {bad} of them not finite")
     if len(values) == 1:
         return np.nan, np.nan
-    picked = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
-    low, high = np.quantile(values[picked].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    generator, rows = np.random.default_rng(seed), max(1, DRAWN // len(values))
+    means = [
+        values[generator.integers(0, len(values), (min(rows, resamples - done), len(values)))].mean(axis=1)
+        for done in range(0, resamples, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

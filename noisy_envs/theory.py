@@ -85,7 +85,7 @@ def signal_loss(tokens: Tensor, signal: Tensor, pooled: Tensor, mask: Tensor | N
 def optimal_weights(signal: Tensor, mask: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weights w* (..., N): 1/k for each of the k signal tokens, else 0 (Corollary 3.3)."""
     _check(tuple(signal.shape), signal, mask)
-    return signal.to(dtype) / signal.sum(dim=-1, keepdim=True)
+    return (signal.to(_wide(dtype)) / signal.sum(dim=-1, keepdim=True)).to(dtype)
 
 
 def optimal_pool(tokens: Tensor, signal: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -133,7 +133,7 @@ def weight_bounds(margins: Margins, num_signal: int | Tensor, num_tokens: int | 
     others, noise = k - 1, n - k
     noise_others = (noise - 1).clamp(min=0)
     margin, distance = (gap.masked_fill(noise == 0, math.inf) for gap in (margin, distance))
-    optimal = 1 / k.to(margin.dtype)
+    optimal = (1 / k.to(_wide(margin.dtype))).to(margin.dtype)
     return Bounds(
         optimal - _weight(others, -signal_width, noise, -distance),
         optimal - _weight(others, signal_width, noise, -margin),
@@ -190,9 +190,14 @@ def _extremes(scores: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return low, scores.masked_fill(~chosen, -math.inf).amax(dim=-1)
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return a type to count in, as float16 cannot beyond 65,504."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _weight(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
     """Return 1 / (1 + a e^x + b e^y), with counts a and b: a softmax, which no large x or y overflows."""
-    x, y = x + a.to(x.dtype).log(), y + b.to(y.dtype).log()
+    x, y = (exponent + count.to(_wide(x.dtype)).log().to(x.dtype) for exponent, count in ((x, a), (y, b)))
     infinite = (x == math.inf) | (y == math.inf)  # the softmax, and its gradient, would be NaN
     exponents = torch.stack([torch.zeros_like(x), x, y], dim=-1).masked_fill(infinite.unsqueeze(-1), 0)
     return exponents.softmax(dim=-1)[..., 0].masked_fill(infinite, 0)

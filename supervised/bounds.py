@@ -2,6 +2,7 @@
 
     python supervised/knn_centroid.py --ks 1 4 16 --pools adapool      # train first
     python supervised/bounds.py                                        # then measure all its AdaPool runs
+    python supervised/bounds.py runs/knn_centroid/KNN-4/adapool/seed-1-fold-1    # or one alone
 
 The signal of a test set is the k nearest neighbours of its first vector; all others are noise, that vector included.
 From the head's scores follow the widths of signal and noise, the margin between them, and the bounds on w* − w, in
@@ -42,6 +43,13 @@ class Measured(NamedTuple):
     signal: tuple[float, float, float]  # least, mean and largest error w* − w in a set
     noise: tuple[float, float, float]
     inside: float  # share of all weights that lie within their bounds
+
+
+def finished(folder: Path) -> list[Path]:
+    """Return the folders of the finished AdaPool runs in a folder of runs, or in a part of it, that of one run say."""
+    depths = ("", "*/", "*/*/", "*/*/*/")  # runs of two experiments lie farther apart
+    found = [path for depth in depths for path in folder.resolve().glob(f"{depth}summary.json")]
+    return sorted(path.parent for path in found if path.match("KNN-*/adapool/*/summary.json"))
 
 
 def load(folder: Path, data_dir: Path) -> tuple[Network, knn_centroid.Args, int]:
@@ -147,15 +155,15 @@ def draw(levels: Mapping[int, Measured], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure all AdaPool runs in a folder."""
+    """Measure all AdaPool runs in a folder, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="?", default=DEFAULT, help="folder of knn_centroid.py's runs")
+    parser.add_argument("runs", type=Path, nargs="?", default=DEFAULT, help="knn_centroid.py's folder, or a run's")
     parser.add_argument("--num-sets", type=int, default=1000, help="test sets to measure on")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder of data files")
     args = parser.parse_args(argv)
     if args.num_sets < 1:
         raise ValueError(f"num_sets={args.num_sets}: must be at least 1")
-    folders = sorted(path.parent for path in args.runs.glob("KNN-*/adapool/*/summary.json"))
+    folders = finished(args.runs)
     if not folders:
         raise ValueError(f"{args.runs} holds no finished run of AdaPool: train one with supervised/knn_centroid.py")
     found: dict[int, list[Measured]] = {}

@@ -22,7 +22,7 @@ from pathlib import Path
 import report
 import torch
 import training
-from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_of, test_sets
+from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_as_in_the_paper, sets_of, test_sets
 from synthetic import centroids
 from torch import Tensor
 
@@ -118,10 +118,15 @@ def floor(targets: Tensor, width: int) -> float:
 
 
 def papers(args: Args) -> dict[str, dict[str, float]]:
-    """Return the paper's numbers for the asked k, none if the sets have other sizes than the paper's."""
-    if as_in_the_paper(args):
+    """Return the paper's numbers for the asked k, none if sets or network have other sizes than the paper's.
+
+    Its baselines have no network.
+    """
+    if sets_as_in_the_paper(args):
         ks: tuple[int, ...] = PAPERS_KS
         losses: Mapping[str, tuple[float, ...]] = PAPERS_LOSS
+        if not as_in_the_paper(args):
+            losses = {row: numbers for row, numbers in losses.items() if row.startswith("baseline")}
     elif args.num_vectors == 32:
         ks, losses = ABLATIONS_KS, ABLATIONS_LOSS.get((args.num_features, args.width, args.layers), {})
     else:
@@ -132,15 +137,20 @@ def papers(args: Args) -> dict[str, dict[str, float]]:
     }
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run what is missing; write table and figure."""
-    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+def check_all(args: Args) -> None:
+    """Raise ValueError, naming a setting, its value and what is allowed."""
     check(args)
     if not args.ks:
         raise ValueError("ks: must be at least one")
     for k in args.ks:
         if not 1 <= k <= args.num_vectors:
             raise ValueError(f"ks={k}: must be from 1 to {args.num_vectors}, the vectors of a set")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing; write table and figure."""
+    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+    check_all(args)
     sets_of(args)  # written before several runs ask for it
     columns = [name(k) for k in sorted(set(args.ks))]
     found = training.run_all(args, columns, make_task)

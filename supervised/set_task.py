@@ -96,6 +96,11 @@ class SetTask:
         return (outputs - targets).square().mean(dim=1)
 
 
-def as_in_the_paper(args: SetArgs) -> bool:
+def sets_as_in_the_paper(args: SetArgs) -> bool:
     """Tell whether the sets have the paper's sizes."""
     return (args.num_vectors, args.num_features) == (128, 16)
+
+
+def as_in_the_paper(args: SetArgs) -> bool:
+    """Tell whether the sets and the network have the paper's sizes."""
+    return sets_as_in_the_paper(args) and (args.width, args.layers) == (16, 12)

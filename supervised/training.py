@@ -172,7 +172,7 @@ def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
         raise SystemExit(runs.STOPPED) from None
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         raise SystemExit(f"error: {runs.explain(error)}") from None
 
 

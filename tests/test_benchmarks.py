@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
+from conftest import TINY, load_agent
 
 from noisy_envs import runs
 
@@ -90,6 +92,38 @@ def test_ratios_are_to_the_best_peer(monkeypatch):
     lines = table(results).splitlines()[2:]
     assert lines[0] == "| SimpleTag 1v3v28 | 64 | NumPy | 1 | 200 | 100% | 2.5 |"
     assert lines[1].endswith("| 50 | 0% |  |") and lines[5].endswith("| 0.0 (its 4,096 worlds) |")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--pools foo", "pools='foo': must be of"),
+        ("--steps 0", "steps=0: must be at least 1"),
+        ("--ks", "ks: must be at least one"),
+        ("--ks 33", "ks=33: must be from 1 to 32"),
+    ],
+)
+def test_supervised_speed_refuses_wrong_settings(monkeypatch, words, told):
+    for needed in ("torch", "tyro", "matplotlib"):
+        pytest.importorskip(needed)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from supervised_speed import main
+
+    with pytest.raises(ValueError, match=told):
+        main(["--num-sets", "100", "--batch-size", "10", *words.split()])
+
+
+def test_a_gradient_is_timed_on_a_minibatch(monkeypatch):
+    for needed in ("torch", "tyro", "tensorboard"):
+        pytest.importorskip(needed)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gradient_speed
+
+    monkeypatch.setattr(gradient_speed, "seconds", lambda run, device: run() is None or 1.0)
+    ppo = load_agent("avgpool")
+    small = SimpleNamespace(parse=lambda words: ppo.parse([*words, *TINY]), Trainer=ppo.Trainer)
+    gradient, rollout, _ = gradient_speed.measure(small, "noisy_envs/SimpleCentroid-v0", "cpu", False, False)
+    assert (gradient, rollout) == pytest.approx((1e9 / 32, 1e9 / 64))
 
 
 def soak(*words):

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -301,6 +302,15 @@ def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
     )
 
 
+@pytest.mark.parametrize(("words", "told"), [([], "1 oracle"), (["solved"], "1 solved")])
+def test_a_matrix_tells_what_counts_as_one(tmp_path, monkeypatch, words, told):
+    drawn = []
+    monkeypatch.setattr(pictures, "write_png", lambda path, figure: drawn.append(figure))
+    row = {"run": "a", "seed": 1, "env_id": "x", "trained": 4, "evaluated": 4, "score": 0.5, "score_95": [0.4, 0.6]}
+    pictures.plot_scores(tmp_path / "a.png", [row], *words)
+    assert drawn[0].axes[1].get_yticklabels()[-1].get_text() == told
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (4, 4), (10, 6)])
 def test_a_matrix_of_any_size_is_drawn(tmp_path, shape):
     from PIL import Image
@@ -440,11 +450,50 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
     assert runs.bootstrap_interval(np.full(5, 2.0), 0) == (2, 2)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool])
+@pytest.mark.parametrize(("count", "drawn"), [(7, 7), (7, 50), (9, 1000), (50, 10), (9001, 50_000)])
+def test_an_interval_is_the_same_however_many_resamples_are_drawn_at_a_time(monkeypatch, dtype, count, drawn):
+    monkeypatch.setattr(runs, "DRAWN", drawn)
+    values = np.random.default_rng(1).normal(3, 5, count).astype(dtype)
+    picked = np.random.default_rng(2).integers(0, count, (101, count))
+    expected = np.quantile(values[picked].mean(axis=1), [0.25, 0.75])
+    assert runs.bootstrap_interval(values, 2, 0.5, 101) == tuple(expected)
+
+
+def test_an_interval_of_many_values_needs_little_memory():
+    tracemalloc.start()
+    try:
+        runs.bootstrap_interval(np.arange(20_000.0), 0)
+        assert tracemalloc.get_traced_memory()[1] < 2**27  # all at a time would take five times as much
+    finally:
+        tracemalloc.stop()
+
+
 def test_one_value_has_no_interval_and_bad_ones_are_refused():
     assert np.isnan(runs.bootstrap_interval(np.array([1.0]), 0)).all()
     for values in ([], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0, [np.nan]):
         with pytest.raises(ValueError, match=r"values must be \(n,\), n from 1, and finite, got"):
             runs.bootstrap_interval(np.array(values), 0)
+
+
+def test_the_commit_is_that_of_the_repository_that_holds_the_code(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "site-packages" / "runs.py"))
+    (tmp_path / "site-packages").mkdir()
+    for name in ("theirs.py", "site-packages/runs.py"):
+        (tmp_path / name).write_text("")
+
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    git("add", "theirs.py")
+    git("commit", "-m", "theirs")
+    assert runs.commit.__wrapped__() == "unknown"
+    git("add", ".")
+    git("commit", "-m", "ours")
+    assert len(runs.commit.__wrapped__()) == 12
 
 
 def test_a_summary_is_json_whatever_it_holds(tmp_path):

@@ -466,19 +466,27 @@ def run(script, *words):
 
 
 @pytest.mark.parametrize(
-    ("script", "vectors", "features", "shown"),
-    [("knn_centroid", 128, 16, True), ("knn_centroid", 127, 16, False), ("knn_centroid", 128, 15, False),
-     ("aggregation", 128, 16, True), ("aggregation", 128, 17, False)],
-)  # fmt: skip
-def test_the_papers_rows_only_at_its_sizes(tmp_path, script, vectors, features, shown):
-    words = ["--num-sets", "10", "--num-vectors", str(vectors), "--num-features", str(features), "--epochs", "1"]
-    run(script, *words, "--layers", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool")
+    ("script", "sizes", "shown"),
+    [
+        ("knn_centroid", (128, 16, 16, 12), [["0.006"], ["0.055"], ["0.040"]]),
+        ("knn_centroid", (127, 16, 16, 12), []),
+        ("knn_centroid", (128, 15, 16, 12), []),
+        ("knn_centroid", (128, 16, 16, 1), [["0.055"], ["0.040"]]),  # the baselines
+        ("knn_centroid", (128, 16, 8, 12), [["0.055"], ["0.040"]]),
+        ("aggregation", (128, 16, 16, 12), [["0.002", "0.000", "0.002"]]),
+        ("aggregation", (128, 17, 16, 12), []),
+        ("aggregation", (128, 16, 16, 1), []),
+        ("aggregation", (128, 16, 8, 12), []),
+    ],
+)
+def test_the_papers_rows_only_at_its_sizes(tmp_path, script, sizes, shown):
+    words = ["--num-sets", "10", "--epochs", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool"]
+    for name, size in zip(("num-vectors", "num-features", "width", "layers"), sizes, strict=True):
+        words += [f"--{name}", str(size)]
+    run(script, *words)
     text = (tmp_path / "out" / "table.md").read_text()
-    assert ("the paper's" in text) is shown
-    if shown:
-        papers = {"knn_centroid": [["0.006"], ["0.055"], ["0.040"]], "aggregation": [["0.002", "0.000", "0.002"]]}
-        lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
-        assert [[cell.strip() for cell in line] for line in lines] == papers[script]
+    lines = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| the paper's")]
+    assert [[cell.strip() for cell in line] for line in lines] == shown
 
 
 @pytest.mark.parametrize(
@@ -551,6 +559,11 @@ def assert_refused(tmp_path, script, words, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_digits_without_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert_refused(tmp_path, "vision", "", "the digits come with scikit-learn: pip install scikit-learn")
+
+
 @pytest.mark.parametrize("words", ["--preset slow", "--dataset mnist", "--epochs many", "--colour red"])
 def test_bad_words_are_told(tmp_path, capsys, words):
     with pytest.raises(SystemExit) as ended:
@@ -589,7 +602,7 @@ def test_scores_and_their_spread():
     }  # fmt: skip
 
 
-def test_bounds_of_trained_heads(tmp_path, capsys):
+def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     bounds = load_supervised("bounds")
     with pytest.raises(ValueError, match="holds no finished run of AdaPool"):
         bounds.main([str(tmp_path / "runs")])
@@ -600,9 +613,16 @@ def test_bounds_of_trained_heads(tmp_path, capsys):
     for path in (tmp_path / "runs").rglob("checkpoint.pt"):  # those of the best epoch are measured, not the last ones
         runs.save_checkpoint(path, {**runs.load_checkpoint(path), "network": {}})
     bounds.main(["runs", "--data-dir", "data"])
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
+    rows = [line.split(" | ") for line in lines]
     assert [row[-1] for row in rows] == 2 * ["100.00 % |"]
     assert "nan" not in str(rows) and (tmp_path / "runs" / "bounds.png").is_file()
+
+    alone = tmp_path / "runs" / "KNN-6" / "adapool" / "seed-1-fold-1"
+    monkeypatch.chdir(alone)
+    for folder in (alone, ".", "..", "../.."):
+        bounds.main([str(folder), "--data-dir", str(tmp_path / "data")])
+        assert [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")] == lines[1:]
 
     # the weights measured by hand: those of the neighbours and of the others, beside 1 / k and 0
     trained, args, k = bounds.load(tmp_path / "runs" / "KNN-1" / "adapool" / "seed-1-fold-1", tmp_path / "data")
@@ -615,3 +635,8 @@ def test_bounds_of_trained_heads(tmp_path, capsys):
     assert found.signal == pytest.approx(3 * [(1 - own).mean().item()])
     assert found.noise[1] == pytest.approx((own - 1).mean().item() / 5)
     assert found.inside == 1
+
+    path = alone / "checkpoint.pt"
+    runs.save_checkpoint(path, {name: part for name, part in runs.load_checkpoint(path).items() if name != "best"})
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+        bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])

@@ -257,6 +257,19 @@ def test_optimal_weights(dtype: torch.dtype) -> None:
     assert optimal_weights(SIGNAL).dtype == torch.float32
 
 
+def test_weights_of_more_signal_than_float16_can_count() -> None:
+    weights = optimal_weights(torch.ones(2, 70_000, dtype=torch.bool), dtype=torch.float16)
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 70_000), rtol=0.01, atol=0)
+
+
+def test_bounds_of_more_tokens_than_float16_can_count() -> None:
+    half, exact = (
+        torch.stack(weight_bounds(Margins(*torch.zeros(4, dtype=dtype)), 70_000, 140_000))
+        for dtype in (torch.float16, torch.float64)
+    )
+    torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0)
+
+
 def test_the_centroid_has_the_least_loss() -> None:
     """Corollary 3.3: another point at a distance d loses mean(d^2) more, which leaves slope 0 at the optimum."""
     tokens = rubbish(draw(B, N, DIM), MASK)

@@ -621,7 +621,7 @@ def test_a_preset_gives_way_to_a_word():
     assert parse("--layers", "3", "--preset", "paper") == ("paper", 100, 3, 16)
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, FloatingPointError, BlockingIOError])
+@pytest.mark.parametrize("error", [ValueError, OSError, FloatingPointError, BlockingIOError, ModuleNotFoundError])
 def test_errors_end_with_one_line(error):
     def main(argv):
         raise error(f"told of {argv}")
