@@ -1300,7 +1300,7 @@ def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
-        runs.plot_scores(folder / "matrix.png", rows)
+        runs.plot_scores(folder / "matrix.png", rows, ceiling(players[0][2]))
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     if args.record is not None:  # last: an error in drawing must not cost the result
         path, own, here, agent = players[0]
