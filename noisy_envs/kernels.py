@@ -31,7 +31,7 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
 
     Args:
         projected: (B, N, 3 H W), queries, keys and values, float32, contiguous.
-        mask: bool (B, N), True where one may be attended to; a set without any gives zeros.
+        mask: bool (B, N) or what broadcasts to it, True where one may be attended to; a set without any gives zeros.
         heads: H.
         scale: of the scores.
 
@@ -40,11 +40,14 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
         their sum, and their sum relative to the largest.
 
     Raises:
-        TypeError: if `projected` is not float32: the kernels write so many bytes.
+        TypeError: if `projected` is not float32, as the kernels write so many bytes, or the mask is not bool.
     """
     if projected.dtype != torch.float32:
         raise TypeError(f"projected is {projected.dtype}: must be torch.float32")
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"mask is {mask.dtype}: must be torch.bool")
     sets, tokens, features = projected.shape
+    mask = _in_one_piece(mask, sets, tokens)
     out, shift = projected.new_empty(sets, tokens, features // 3), projected.new_empty(sets, tokens, heads, 2)
     grid, numbers, warps = _launch(sets, tokens, heads, features // 3 // heads)
     wrap_triton(_forward)[grid](
@@ -59,6 +62,7 @@ def gradient(
 ) -> Tensor:
     """Return the gradient by `projected` (B, N, 3 H W), of the gradient by the mixtures, contiguous (B, N, H W)."""
     sets, tokens, features = projected.shape
+    mask = _in_one_piece(mask, sets, tokens)
     found, shift_along = torch.empty_like(projected), torch.empty_like(shift)
     grid, numbers, warps = _launch(sets, tokens, heads, features // 3 // heads)
     wrap_triton(_backward_queries)[grid](
@@ -69,6 +73,11 @@ def gradient(
         projected, mask, shift_along, grad, found, scale, LOG2_E, *numbers, mask is not None, num_warps=warps
     )
     return found
+
+
+def _in_one_piece(mask: Tensor | None, sets: int, tokens: int) -> Tensor | None:
+    """Return the mask as the kernels read it, (B, N) without gaps."""
+    return None if mask is None else mask.expand(sets, tokens).contiguous()
 
 
 def _launch(sets: int, tokens: int, heads: int, width: int) -> tuple[tuple[int, int], tuple[int, ...], int]:

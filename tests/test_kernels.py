@@ -49,6 +49,31 @@ def test_values_and_gradients(tokens, heads, width, masked):
     )
 
 
+@pytest.mark.parametrize("kind", ["columns", "every second", "one row", "expanded"])
+def test_masks_of_any_layout(kind):
+    projected, mask, grad = drawn(9, 4, 2, masked=True)
+    mask[:, 0] = True
+    spread = {
+        "columns": lambda: mask.T.contiguous().T,
+        "every second": lambda: torch.stack([mask, ~mask], dim=2)[:, :, 0],
+        "one row": lambda: mask[:1],
+        "expanded": lambda: mask[:1].expand(2, 9),
+    }[kind]()
+    found, _ = kernels.attend(projected, spread, 4, 0.4)
+    expected = usual(projected, spread.expand(2, 9).clone(), 4, 0.4)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(x, projected, grad)[0] for x in (found, expected)), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_other_masks_than_bool_are_refused(dtype):
+    projected, mask, _ = drawn(9, 4, 1, masked=True)
+    with pytest.raises(TypeError, match=f"mask is {dtype}: must be torch.bool"):
+        kernels.attend(projected, mask.to(dtype), 4, 0.4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types_than_float32_are_refused(dtype):
     projected, mask, _ = drawn(9, 4, 1, masked=True)
