@@ -643,6 +643,7 @@ class Plain:
 
     name: str = "rests"
     team: str = "first"
+    meaning: str = "weight"
     options: dict = dataclasses.field(default_factory=dict)
     seed: int = 0
 
