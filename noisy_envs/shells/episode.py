@@ -45,6 +45,7 @@ class Episode:
         self.state: Any = None
         self.terminated = False  # the game is over
         self.total_return = 0.0  # of the first learner
+        self._padded = getattr(getattr(core, "token_spec", None), "padded", True)  # pictures have no spec
         self._renderer: Any = None
         self._closed = False
 
@@ -113,7 +114,8 @@ class Episode:
     def describe(self, tokens: np.ndarray) -> dict[str, Any]:
         """Return the `info` of tokens (N, D): which are signal, their share, and whether the goal is reached."""
         mask = self.core.signal_mask(tokens)
-        present = np.count_nonzero(self.core.token_mask(tokens))
+        # without padding there is nothing to count, which a step alone would feel
+        present = np.count_nonzero(self.core.token_mask(tokens)) if self._padded else mask.size
         info = {"signal_mask": mask, "snr": float(np.count_nonzero(mask) / present)}
         if self.core.terminates:
             info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
