@@ -21,6 +21,7 @@ from noisy_envs.arrays import as_numpy
 from noisy_envs.cores.simple_tag import MPE
 from noisy_envs.registry import CORES
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch is imported: tests run side by side, one for each core
 ROOT = Path(__file__).parents[1]
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 IDS = list(ENVIRONMENTS)
@@ -132,21 +133,19 @@ each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `in_turn` leaves to slow runs: the i-th case of a test keeps the i-th value, then the first."""
-    turns: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
-    found = []
+    """Mark as slow what `in_turn` leaves to slow runs: the i-th case of a test keeps the i-th of its values."""
+    cases: dict[Any, dict[str, dict[str, list[pytest.Item]]]] = {}
     for item in items:
-        marker = item.get_closest_marker("in_turn")
-        if marker is not None:
+        for marker in item.iter_markers("in_turn"):
             rest = dict(item.callspec.params)
-            value, case = repr(rest.pop(marker.args[0])), repr(rest)
-            values, cases = turns.setdefault(item.function, ({}, {}))
-            values[value] = cases[case] = None
-            found.append((item, value, case))
-    for item, value, case in found:
-        values, cases = map(list, turns[item.function])
-        if values.index(value) != cases.index(case) % len(values):
-            item.add_marker(pytest.mark.slow)
+            value = repr([rest.pop(name) for name in marker.args])
+            cases.setdefault(item.function, {}).setdefault(repr(rest), {}).setdefault(value, []).append(item)
+    for of_function in cases.values():
+        for i, of_case in enumerate(of_function.values()):
+            for j, of_value in enumerate(of_case.values()):
+                for item in of_value:
+                    if j != i % len(of_case):
+                        item.add_marker(pytest.mark.slow)
 
 
 def each_head_and(name: str, values: Iterable[str]) -> pytest.MarkDecorator:

@@ -59,7 +59,7 @@ def start(*words, head="adapool", **options):
 
 def wait_for(folder, name="checkpoint.pt"):
     """Wait for a run's file."""
-    for _ in range(600):
+    for _ in range(2400):
         found = list(folder.glob(f"*/{name}"))
         if found:
             return found[0]
@@ -117,7 +117,7 @@ def test_environment_seeds_are_apart():
 @pytest.mark.parametrize(
     ("head", "options"),
     [
-        ("avgpool", []),
+        pytest.param("avgpool", [], marks=pytest.mark.slow),
         ("adapool", ["--dropout", "0.1", "--kl-coef", "0.5"]),
         ("clstoken", [*BOX, "--eval-actions", "best", "--dropout", "0.1"]),
         ("maxpool", ["--no-anneal-lr", "--num-agents", "2", "--num-envs", "2"]),
@@ -181,9 +181,11 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
 @posix
 @pytest.mark.parametrize("sent", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGHUP"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
-    process = start(*SMALL, "--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
+    number = getattr(signal, sent)
+    words = ("--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
+    process = start(*SMALL, *words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # if nohup ignores it
     path = wait_for(tmp_path)  # written after the first update
-    process.send_signal(getattr(signal, sent))
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"--resume {path.parent}" in output and "Traceback" not in output
     assert "stopping after this update, which is saved; once more: at once\n" in output
@@ -502,6 +504,7 @@ def test_copies_are_checked_and_mended(tmp_path, place):
 
 @needs_compiler
 @quiet_compiler
+@pytest.mark.slow
 def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
     folders = {}
     for word in ("--compile", "--no-compile"):

@@ -92,6 +92,7 @@ def test_where_the_oracle_is_no_better_than_chance_there_is_no_score(ppo, tmp_pa
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits a process from outside")
+@pytest.mark.slow
 def test_a_full_disk_ends_with_one_line_and_the_last_checkpoint_is_whole(ppo, tmp_path):
     whole, _ = train_tiny(ppo, tmp_path / "whole", "--total-timesteps", "1024", "--save-every", "1")
     _, run = train_tiny(ppo, tmp_path / "run", "--save-every", "1")

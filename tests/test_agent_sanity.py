@@ -58,7 +58,10 @@ WORDS = ["--total-timesteps", "32768", "--num-envs", "256", "--num-steps", "8", 
 WORDS += ["--update-epochs", "4", "--num-layers", "1", "--learning-rate", "5e-3"]
 
 
-@pytest.mark.parametrize("head", HEADS)
+SLOW = [pytest.param(head, marks=pytest.mark.slow) for head in HEADS if head not in ("adapool", "maxpool")]
+
+
+@pytest.mark.parametrize("head", ["adapool", "maxpool", *SLOW])
 def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
     ppo = load_agent(head)
 

@@ -273,6 +273,7 @@ def test_global_generators_neither_used_nor_touched(game):
 @each_case
 @each_way
 @pytest.mark.parametrize("kind", ["single", "wrapped", "numpy", "torch"])
+@pytest.mark.in_turn("way", "kind")
 def test_copies_play_on_alike(env_id, options, way, kind):
     options = {**options, "max_steps": 12}
     if kind in ("single", "wrapped"):

@@ -229,6 +229,7 @@ def test_time_limit(limit, way):  # C46
 
 
 @each_setting
+@pytest.mark.in_turn("backend")
 def test_worlds_of_a_batch_do_not_mix(options, backend):
     core = BoxWorld(**options)
     together = dealt(core, 48, first=1000)
@@ -394,7 +395,7 @@ def check_solutions(options: dict[str, Any], count: int, first: int = 0) -> None
 
 @each_setting
 def test_levels_are_solved(options):  # C43
-    check_solutions(options, 2000)
+    check_solutions(options, 500)
 
 
 @pytest.mark.slow
@@ -475,6 +476,7 @@ def even(counter: Counter, outcomes: range) -> None:
 
 @each_setting
 @pytest.mark.parametrize("tries", [levels.TRIES, 0])
+@pytest.mark.in_turn("tries")
 def test_where_things_lie(options, tries, monkeypatch):
     """At random, or in rows where no try succeeds."""
     monkeypatch.setattr(levels, "TRIES", tries)

@@ -20,7 +20,6 @@ from noisy_envs.shells import vector  # noqa: E402
 
 MODES = list(AutoresetMode)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
-modes_in_turn = pytest.mark.in_turn("mode")
 
 
 class Played:
@@ -88,7 +87,7 @@ def same_info(info, expected):
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "recorded"])
 @each_mode
-@modes_in_turn
+@pytest.mark.in_turn("mode", "compile")
 @pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile, request, monkeypatch):
     host = make(env_id, mode, learners=team, **options)
@@ -153,7 +152,7 @@ def test_copies_on_numpy(env_id, copy):
 
 
 @each_mode
-@modes_in_turn
+@pytest.mark.in_turn("options", "mode")
 @each_case
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))

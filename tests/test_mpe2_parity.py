@@ -141,6 +141,7 @@ def recorded_states(core: SimpleTag, body: np.ndarray, backend: str) -> State:
 
 @each_action
 @each_played
+@pytest.mark.in_turn("backend")
 def test_motion_over_an_episode(case, continuous, backend):
     core, recording = build(case, continuous), record(case, continuous)
     state = recorded_states(core, recording.body[:, 0], backend)

@@ -41,6 +41,7 @@ def make_model(pool: str) -> Any:
 
 @each_pool
 @pytest.mark.parametrize("model", ["set", "vit"])
+@pytest.mark.in_turn("model")
 def test_loss_falls_and_a_seed_repeats_it(pool, model, capsys):
     words = ["--model", model, "--pool", pool, "--steps", "20", "--seed", "4"]
     before, after = EXAMPLE.main(words)

@@ -640,6 +640,7 @@ def test_torch_agrees_step_by_step(options):
 
 @every_kind
 @pytest.mark.parametrize("team", ["all", "predators", "prey"])
+@pytest.mark.in_turn("team")
 def test_a_step_compiles_whole(options, team):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()

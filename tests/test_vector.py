@@ -274,6 +274,7 @@ def test_without_seed_worlds_differ(env_id, backend):
 
 @each_case
 @each_mode
+@modes_in_turn
 def test_world_does_not_depend_on_resets_of_others(env_id, options, mode):
     calm, busy = (native(env_id, 3, mode, **options, max_steps=7) for _ in range(2))
     calm.reset(seed=0)
@@ -326,6 +327,7 @@ each_kind = pytest.mark.parametrize("kind", ["single", "numpy", "torch"])
 @each_case
 @each_kind
 @each_seed
+@pytest.mark.in_turn("kind", "seed")
 def test_seed_reaches_later_resets(env_id, options, kind, seed):
     runs = []
     for _ in range(2):
@@ -340,6 +342,7 @@ def test_seed_reaches_later_resets(env_id, options, kind, seed):
 @each_case
 @each_kind
 @each_seed
+@pytest.mark.in_turn("kind", "seed")
 def test_seed_leaves_nothing_of_the_past(env_id, options, kind, seed):
     used, actions = seeded_play(kind, env_id, options)
     fresh, _ = seeded_play(kind, env_id, options)
@@ -349,6 +352,7 @@ def test_seed_leaves_nothing_of_the_past(env_id, options, kind, seed):
 
 @each_case
 @each_kind
+@pytest.mark.in_turn("kind")
 def test_episodes_differ(env_id, options, kind):
     lists = []
     for _ in range(2):
@@ -451,6 +455,7 @@ def test_snapshot(env_id, options, backend):
 
 @each_case
 @each_auto_mode
+@modes_in_turn
 def test_returned_arrays_are_the_callers(env_id, options, mode, backend):
     kept, wiped = (native(env_id, 3, mode, **options, max_steps=4, backend=backend) for _ in range(2))
     runs = (staggered(kept, 40, backend=backend), staggered(wiped, 40, backend=backend))
@@ -529,6 +534,7 @@ def test_torch_draws_the_same_numbers(env_id, options, seed):
 
 @each_case
 @each_seed
+@pytest.mark.in_turn("seed")
 def test_torch_steps_as_numpy(env_id, options, seed):
     pytest.importorskip("torch")
     ours, reference = (native(env_id, 20, **options, backend=name) for name in ("torch", "numpy"))
@@ -594,6 +600,7 @@ def test_torch_keeps_its_types_whatever_the_action(env_id, options):
 
 @each_game
 @pytest.mark.parametrize("learners", ["first", "all"])
+@pytest.mark.in_turn("learners")
 def test_a_fresh_core_compiles_whole(env_id, learners, monkeypatch):
     torch = pytest.importorskip("torch")
     compiler = torch.compile
@@ -623,7 +630,7 @@ def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, tuple[int
 
 @each_team
 @each_mode
-@modes_in_turn
+@pytest.mark.in_turn("mode", "backend")
 def test_agent_axis(env_id, options, team, mode, backend):
     envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
     n, shape = team_of(envs, team)
@@ -678,7 +685,7 @@ def world_of_team(env: Any, actions: list[Any], mode: AutoresetMode, seed: int) 
 @each_team
 @each_mode
 @each_seed
-@modes_in_turn
+@pytest.mark.in_turn("mode", "seed")
 def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mode, seed, dense_rewards):
     game, _ = ENVIRONMENTS[env_id]
     if game not in PETTINGZOO:
@@ -749,6 +756,7 @@ def test_a_team_is_paid_and_sees_as_if_with_all(env_id, options, backend):
 
 @each_team
 @each_seed
+@pytest.mark.in_turn("seed")
 def test_torch_steps_a_team_as_numpy(env_id, options, team, seed):
     pytest.importorskip("torch")
     ours, reference = (native(env_id, 20, **options, learners=team, backend=name) for name in ("torch", "numpy"))
@@ -777,7 +785,7 @@ def without_agent_axis(value: Any) -> Any:
 
 @each_case
 @each_mode
-@modes_in_turn
+@pytest.mark.in_turn("mode", "backend")
 def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend, dense_rewards):
     team, alone = FIRST_TEAM[ENVIRONMENTS[env_id][0]]
     options = {**options, **alone, "max_steps": 5, "backend": backend}
@@ -922,7 +930,9 @@ def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
         env.step(action)
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(
+    "game", [pytest.param(game, marks=pytest.mark.slow) if game == "simple_tag" else game for game in GAMES]
+)
 def test_any_number_of_compiled_environments(game, monkeypatch):
     """Dynamo refuses the ninth variant of one function, here the second."""
     torch = pytest.importorskip("torch")

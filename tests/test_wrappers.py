@@ -88,7 +88,8 @@ each_case = pytest.mark.parametrize(("base", "stack"), CASES)
 each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
 each_base = pytest.mark.parametrize("base", BASES)
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-modes_in_turn = pytest.mark.in_turn("mode")
+bases_in_turn = pytest.mark.in_turn("base")
+modes_in_turn = pytest.mark.in_turn("base", "mode")
 each_seed = pytest.mark.parametrize("seed", [0, 1])
 
 
@@ -163,6 +164,7 @@ def chi_square(counts: np.ndarray) -> float:
 
 
 @each_case
+@bases_in_turn
 def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
     limits = {"dict": (1, 2), "cartpole": (1, 2, 7)}.get(base, (1, 2, 25, 100, 200))  # the walk and the pole may fall
     options: list[dict[str, Any]] = [{"max_episode_steps": limit} for limit in limits]
@@ -193,11 +195,13 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
 
 
 @each_case
+@bases_in_turn
 def test_gymnasium_is_content(base: str, stack: str) -> None:
     check_env(single(base, stack), skip_render_check=True)
 
 
 @each_case
+@bases_in_turn
 def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
@@ -221,6 +225,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
 
 @each_mode
 @each_case
+@modes_in_turn
 def test_vector_spaces_hold_what_is_shown(base: str, stack: str, mode: AutoresetMode) -> None:
     envs = around(base, stack, sync(base, 2, mode))
     assert envs.observation_space == gymnasium.vector.utils.batch_space(envs.single_observation_space, 2)
@@ -256,6 +261,7 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
 
 @each_seed
 @each_case
+@bases_in_turn
 def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> None:
     a, b = single(base, stack), single(base, stack)
     actions = draw_actions(a.action_space, 3)
@@ -265,6 +271,7 @@ def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> No
 
 @each_seed
 @each_case
+@bases_in_turn
 def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
     used, new = single(base, stack), single(base, stack)
     play(used, draw_actions(used.action_space, 17), seed=seed + 5)
@@ -276,6 +283,7 @@ def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
 
 
 @each_drawing_case
+@bases_in_turn
 def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
     env = single(base, stack)
     first = [env.reset(seed=0)[0], *(env.reset()[0] for _ in range(9))]
@@ -284,6 +292,7 @@ def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
 
 
 @each_case
+@bases_in_turn
 def test_fifty_resets_begin_fifty_times(base: str, stack: str) -> None:
     def starts() -> list[bytes]:
         env = single(base, stack)
@@ -317,6 +326,7 @@ def test_without_a_seed_no_two_are_alike() -> None:
 
 
 @each_drawing_case
+@bases_in_turn
 def test_global_generators_are_left_alone(base: str, stack: str) -> None:
     seen = []
     for global_seed in (0, 1):
@@ -330,6 +340,7 @@ def test_global_generators_are_left_alone(base: str, stack: str) -> None:
 
 
 @each_case
+@bases_in_turn
 def test_copies_go_on_alike(base: str, stack: str) -> None:
     env, envs = single(base, stack), around(base, stack, sync(base, 2))
     play(env, draw_actions(env.action_space, 5), seed=0)
@@ -593,6 +604,7 @@ def test_episode_statistics_of_one_environment_are_right(stack: str) -> None:
 
 
 @each_case
+@bases_in_turn
 def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
     envs = around(base, stack, sync(base, 1))
     for result in playing(envs, 12):
@@ -604,6 +616,7 @@ def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
 
 
 @each_case
+@bases_in_turn
 def test_what_was_returned_stays(base: str, stack: str) -> None:
     same = {"vector_kwargs": {"autoreset_mode": SAME_STEP, "copy": False}}
     inner = gymnasium.make_vec(BASES[base], 2, "sync", max_episode_steps=5, **same)
@@ -1171,6 +1184,7 @@ def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
 
 
 @each_case
+@bases_in_turn
 def test_a_spec_makes_the_same_again(base: str, stack: str) -> None:
     env = single(base, stack)
     written = EnvSpec.from_json(env.spec.to_json())
