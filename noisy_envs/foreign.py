@@ -93,8 +93,10 @@ class Game:
     def make(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """Make a single environment."""
         noise, own = self._divided()
+        if render_mode is not None:  # one that can not be drawn need not know the word
+            own["render_mode"] = render_mode
         try:
-            env = gymnasium.make(self.env_id, render_mode=render_mode, **own)
+            env = gymnasium.make(self.env_id, **own)
             return noisy_tokens(env, **noise)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ValueError(f"env_id={self.env_id!r}: {error}") from None

@@ -92,6 +92,19 @@ def test_worlds_are_those_of_gymnasium(num_noise):
     envs.close()
 
 
+def test_an_environment_need_not_know_of_drawing(ppo, tmp_path):
+    class Plain(Odd):
+        def __init__(self):
+            super().__init__()
+
+    gymnasium.register("Plain-v0", Plain)
+    try:
+        _, run = train_tiny(ppo, tmp_path, "--env-id", "Plain-v0", "--num-noise", "4")
+    finally:
+        gymnasium.registry.pop("Plain-v0")
+    assert (run / "curve.png").exists() and not (run / "episode.gif").exists()
+
+
 def test_what_was_seen_stays_as_it_was():
     envs = foreign.ForeignVectorEnv(foreign.Game(CARTPOLE), 2)
     tokens, _ = envs.reset(seed=0)
