@@ -133,7 +133,7 @@ each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `in_turn` leaves to slow runs: the i-th case of a test keeps the i-th of its values."""
+    """Mark as slow what `in_turn` leaves to slow runs: each case of a test keeps one of its values."""
     cases: dict[Any, dict[str, dict[str, list[pytest.Item]]]] = {}
     for item in items:
         for marker in item.iter_markers("in_turn"):
@@ -142,9 +142,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases.setdefault(item.function, {}).setdefault(repr(rest), {}).setdefault(value, []).append(item)
     for of_function in cases.values():
         for i, of_case in enumerate(of_function.values()):
+            turn = i + i // len(of_case)  # or a value might always meet the same one of another parameter
             for j, of_value in enumerate(of_case.values()):
                 for item in of_value:
-                    if j != i % len(of_case):
+                    if j != turn % len(of_case):
                         item.add_marker(pytest.mark.slow)
 
 
