@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisy_envs.narrow_layers import linear
+
 try:
     from noisy_envs import kernels
 except ImportError:  # torch for a CPU brings no Triton
@@ -60,7 +62,7 @@ def narrow_attention(
         NotImplementedError: in a backward pass with `create_graph`, as there is no second derivative.
     """
     if axis == 1:
-        projected = torch.nn.functional.linear(tokens, query_key_value)
+        projected = linear(tokens, query_key_value)
         exact = projected.dtype == torch.float32  # which autocast may decide, not tokens
         if HAS_KERNELS and projected.is_cuda and exact and width <= kernels.WIDEST:
             return kernels.attend(projected, mask, tokens.shape[2] // width, scale)[0]

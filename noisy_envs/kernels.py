@@ -21,8 +21,7 @@ from torch.library import triton_op, wrap_triton
 
 LOG2_E = math.log2(math.e)  # exp2 is one instruction
 WIDEST = 2  # W that the kernels are written for
-HEADS, ROWS = 8, 128  # of a program, at most
-EACH = 128  # of a warp, four of a thread
+UNITS = 128  # of a program, tokens times heads, where there are so many: one warp, four of a thread
 
 
 @triton_op("noisy_envs::narrow_attention", mutates_args=())
@@ -49,10 +48,8 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
     sets, tokens, features = projected.shape
     mask = _in_one_piece(mask, sets, tokens)
     out, shift = projected.new_empty(sets, tokens, features // 3), projected.new_empty(sets, tokens, heads, 2)
-    grid, numbers, warps = _launch(sets, tokens, heads, features // 3 // heads)
-    wrap_triton(_forward)[grid](
-        projected, mask, out, shift, scale * LOG2_E, *numbers, mask is not None, num_warps=warps
-    )
+    grid, numbers = _launch(sets, tokens, heads, features // 3 // heads)
+    wrap_triton(_forward)[grid](projected, mask, out, shift, scale * LOG2_E, *numbers, mask is not None, num_warps=1)
     return out, shift
 
 
@@ -64,13 +61,13 @@ def gradient(
     sets, tokens, features = projected.shape
     mask = _in_one_piece(mask, sets, tokens)
     found, shift_along = torch.empty_like(projected), torch.empty_like(shift)
-    grid, numbers, warps = _launch(sets, tokens, heads, features // 3 // heads)
+    grid, numbers = _launch(sets, tokens, heads, features // 3 // heads)
     wrap_triton(_backward_queries)[grid](
         projected, mask, out, shift, grad, found, shift_along, scale, LOG2_E, *numbers, mask is not None,
-        num_warps=warps,
+        num_warps=1,
     )  # fmt: skip
     wrap_triton(_backward_keys)[grid](
-        projected, mask, shift_along, grad, found, scale, LOG2_E, *numbers, mask is not None, num_warps=warps
+        projected, mask, shift_along, grad, found, scale, LOG2_E, *numbers, mask is not None, num_warps=1
     )
     return found
 
@@ -80,12 +77,12 @@ def _in_one_piece(mask: Tensor | None, sets: int, tokens: int) -> Tensor | None:
     return None if mask is None else mask.expand(sets, tokens).contiguous()
 
 
-def _launch(sets: int, tokens: int, heads: int, width: int) -> tuple[tuple[int, int], tuple[int, ...], int]:
-    """Return the grid, the kernels' numbers N, H, W, P, R, and the warps of a program."""
-    side_by_side = math.gcd(heads, HEADS)
-    rows = min(ROWS, max(32, triton.next_power_of_2(tokens)))
+def _launch(sets: int, tokens: int, heads: int, width: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return the grid, and the kernels' numbers N, H, W, P, R."""
+    rows = min(UNITS, max(32, triton.next_power_of_2(tokens)))
+    side_by_side = math.gcd(heads, UNITS // rows)
     grid = sets * (heads // side_by_side), triton.cdiv(tokens, rows)
-    return grid, (tokens, heads, width, side_by_side, rows), max(1, side_by_side * rows // EACH)
+    return grid, (tokens, heads, width, side_by_side, rows)
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

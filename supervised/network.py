@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisy_envs.attention import HAS_KERNELS, OPTIONS, narrow_attention
+from noisy_envs.narrow_layers import LayerNorm, Linear
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
@@ -65,11 +66,11 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.scale, self.attention_dropout = shape.heads, shape.scale(), shape.attention_dropout
         self.head_width = shape.width // shape.heads
-        self.norm, self.ff_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
-        self.output = nn.Linear(shape.width, shape.width, bias=False)
-        self.ff = nn.Linear(shape.width, shape.feedforward)
-        self.ff_output = nn.Linear(shape.feedforward, shape.width)
+        self.norm, self.ff_norm = LayerNorm(shape.width), LayerNorm(shape.width)
+        self.query_key_value = Linear(shape.width, 3 * shape.width, bias=False)
+        self.output = Linear(shape.width, shape.width, bias=False)
+        self.ff = Linear(shape.width, shape.feedforward)
+        self.ff_output = Linear(shape.feedforward, shape.width)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

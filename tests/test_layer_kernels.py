@@ -1,0 +1,94 @@
+"""The GPU's kernels of narrow layers are torch's layers.
+
+Without a GPU they can be tested where Triton is installed: `TRITON_INTERPRET=1 python -m pytest
+tests/test_layer_kernels.py`.
+"""
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+import torch
+from torch.nn import functional as F
+
+from noisy_envs import layer_kernels
+
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = [
+    ((1, 1), 1),
+    ((3, 9, 8), 12),
+    ((0, 9, 8), 12),
+    ((8,), 3),
+    ((33, 16), 48),
+    ((2, 10_007, 16), 64),
+    ((70, 64), 64),
+]
+
+
+def drawn(*shapes):
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=random).to(DEVICE).requires_grad_() for shape in shapes]
+
+
+def same(found, expected, given):
+    """Compare values and gradients; those by weights are sums over rows, whose order differs."""
+    torch.testing.assert_close(found, expected)
+    grad = drawn(found.shape)[0].detach()
+    slopes = (torch.autograd.grad(y, given, grad) for y in (found, expected))
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1, found[..., 0].numel()) ** 0.5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("shape", "outputs"), SIZES)
+def test_linear(shape, outputs, bias):
+    given = drawn(shape, (outputs, shape[-1]), *[(outputs,)] * bias)
+    same(layer_kernels.Linear.apply(*given, *[None] * (not bias)), F.linear(*given), given)
+
+
+@pytest.mark.parametrize("shape", [shape for shape, _ in SIZES[1:]])
+def test_layer_norm(shape):
+    given = drawn(shape, shape[-1:], shape[-1:])
+    same(layer_kernels.LayerNorm.apply(*given, 1e-5), F.layer_norm(given[0], shape[-1:], *given[1:]), given)
+
+
+def test_rows_that_do_not_lie_one_after_another():
+    x, weight, bias = drawn((5, 8, 7), (12, 8), (12,))
+    x = x.transpose(1, 2)
+    same(layer_kernels.Linear.apply(x, weight, bias), F.linear(x, weight, bias), [x, weight, bias])
+    same(layer_kernels.LayerNorm.apply(x, *weight[:2], 1e-5), F.layer_norm(x, (8,), *weight[:2]), [x, weight])
+
+
+def test_tensorfloat_rounds_factors_to_ten_bits():
+    x, weight = drawn((1000, 16), (48, 16))
+    for found, expected in (
+        (layer_kernels.apply_linear(x, weight, None, True), x @ weight.T),
+        (layer_kernels.sum_of_products(x, x, True)[0], x.T @ x),
+    ):
+        difference = (found - expected).norm() / expected.norm()
+        assert difference < 1e-3
+        assert difference > 1e-5 or DEVICE == "cpu"  # the interpreter does not round
+
+
+LAYERS = {
+    "linear": layer_kernels.Linear.apply,
+    "layer norm": lambda x, weight, bias: layer_kernels.LayerNorm.apply(x, bias, bias, 1e-5),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_the_same_bits_each_time(layer):
+    given = drawn((3, 10_007, 8), (8, 8), (8,))
+    slopes = [torch.autograd.grad(layer(*given).square().sum(), [given[0], given[2]]) for _ in range(3)]
+    assert all(torch.equal(one, other) for others in slopes for one, other in zip(slopes[0], others, strict=True))
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_a_second_derivative_is_an_error(layer):
+    given = drawn((3, 8), (8, 8), (8,))
+    (slope,) = torch.autograd.grad(layer(*given).square().sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="noisy_envs"):
+        slope.sum().backward()
