@@ -35,7 +35,7 @@ EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits
     "optimizer": ("multi_tensor", "adam"),
     "attention": ("exp2", "_forward", "_backward_queries", "_backward_keys", "fmha", "flash", "attention", "softmax"),
-    "matrix products": ("gemm", "gemv", "cutlass", "cublas", "_mm", "splitK", "nvjet"),
+    "matrix products": ("gemm", "gemv", "cutlass", "cublas", "_mm", "splitK", "nvjet", "_linear", "_sum_of_products"),
     "copies and gathers": ("Memcpy", "Memset", "copy_kernel", "index", "gather"),
     "norms, GELU, dropout, sums": ("",),
 }

@@ -1,7 +1,7 @@
-"""Layers of a few features, which on a GPU with Triton are computed by kernels of ours, and else by torch.
+"""Layers of a few features, which `torch.compile` on a GPU with Triton computes by kernels of ours.
 
-They give what torch's give, up to rounding, and are faster to learn: see `layer_kernels`. Half precision, autocast and
-wide layers go to torch.
+They give what torch's layers give, up to rounding, and are faster to learn: see `layer_kernels`. Without compiling the
+time is Python's, and torch's own layers take less of it. They also do what is wide or in half precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """Map inputs (..., I) by a weight (O, I) and a bias (O,) to (..., O), as `torch.nn.functional.linear`.
 
     Raises:
-        NotImplementedError: in a backward pass through a backward pass, as the kernels have no second derivative.
+        RuntimeError: in a backward pass through a compiled backward pass, which torch does not have either.
     """
     if _by_kernels(inputs, weight):
         result: Tensor = layer_kernels.Linear.apply(inputs, weight, bias)
@@ -31,7 +31,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _by_kernels(inputs: Tensor, weight: Tensor) -> bool:
     exact = inputs.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return HAS_KERNELS and inputs.is_cuda and exact and max(weight.shape) <= layer_kernels.WIDEST
+    fits = exact and inputs.is_cuda and HAS_KERNELS and max(weight.shape) <= layer_kernels.WIDEST
+    return fits and torch.compiler.is_compiling()
 
 
 class Linear(nn.Linear):
