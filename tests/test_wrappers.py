@@ -1279,7 +1279,10 @@ def test_tokens_that_a_wrapper_scaled_are_refused(name: str) -> None:
 
 
 def test_vectors_that_a_wrapper_scaled_are_refused() -> None:
-    envs = gymnasium.wrappers.vector.NormalizeObservation(gymnasium.make_vec(TAG, 2))
+    plain = gymnasium.make_vec(TAG, 2)
+    envs = gymnasium.wrappers.vector.NormalizeObservation(plain)
+    if envs.single_observation_space == plain.single_observation_space:
+        pytest.skip("this Gymnasium's wrapper does not tell that it changes the bounds")
     with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
         noisy_tokens(envs, 2)
 

@@ -97,7 +97,9 @@ def describe(core: Core, state: Any, tokens: Array, lead: int, dtype: Any) -> di
     masks = (xp.reshape(x, (*tokens.shape[:lead], -1)) for x in (mask, core.token_mask(tokens)))
     signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in masks)
     facts = {"signal_mask": mask, "snr": xp.astype(signal, dtype) / present}
-    return facts | ({"is_success": core.success(state)} if core.terminates else {})
+    if core.terminates:
+        facts["is_success"] = core.success(state)
+    return facts
 
 
 def pure_step(rules: Rules, worlds: Worlds, actions: Array) -> tuple[Worlds, Outcome]:
@@ -114,7 +116,7 @@ def pure_step(rules: Rules, worlds: Worlds, actions: Array) -> tuple[Worlds, Out
     terminated, truncated = judge(rules, state, clock)
     ended = terminated | truncated
     final_tokens = tokens
-    worlds = Worlds(state, clock, *worlds[2:])
+    worlds = _played(worlds, state, clock)
     if on_gpu(ended) or bool(xp.any(ended)):
         worlds, tokens = renew(rules, worlds, tokens, ended)
     rows = (tokens, final_tokens, reward, *(xp.repeat(x, count) for x in (terminated, truncated)))
@@ -138,7 +140,7 @@ def renewing_step(
     xp = namespace(worlds.clock)
     ended = over(rules, worlds) if renews and mode is AutoresetMode.NEXT_STEP else None
     state, clock, tokens, reward = play(rules, worlds.state, worlds.key, worlds.clock, actions)
-    worlds = Worlds(state, clock, *worlds[2:])  # torch 2.11 loses what `_replace` returns
+    worlds = _played(worlds, state, clock)
     if ended is not None:
         worlds, tokens = renew(rules, worlds, tokens, ended)
         reward = xp.where(ended[:, None], xp.zeros_like(reward), reward)
@@ -152,6 +154,11 @@ def renewing_step(
         tokens, reward = tokens[:, 0], reward[:, 0]
         final_tokens = None if final_tokens is None else final_tokens[:, 0]
     return worlds, Shown(tokens, reward, final_tokens, terminated, truncated, facts, final_facts)
+
+
+def _played(worlds: Worlds, state: Any, clock: Array) -> Worlds:
+    """Return the worlds after a step: torch 2.11 loses what `_replace` returns, 2.6 does not compile `*worlds[2:]`."""
+    return Worlds(state, clock, worlds.seed, worlds.number, worlds.key)
 
 
 def over(rules: Rules, worlds: Worlds) -> Array:
