@@ -1,8 +1,8 @@
 """Linear layers and layer norms of few features on a GPU, as Triton kernels.
 
 A batch has many rows, one a token, of few columns. There the library's products leave most of a GPU without work, at
-the gradient of weights above all, a sum over all rows. And `torch.compile` picks its kernels of norms by times that are
-too short to be measured from Python, now well, now seven times too slow. Here rows are shared out by a fixed rule, and
+the gradient of weights above all, a sum over all rows. And `torch.compile` picks its kernels of norms by times that
+Python can hardly measure, now well, now seven times too slow. Here rows are shared out by a fixed rule, and
 sums over rows have one order, which depends on their number alone. Importing this module needs Triton.
 
 Shapes: M rows of I inputs (in kernels `IN`) or O outputs (`OUT`), both at most `WIDEST`. A program takes R rows at a
