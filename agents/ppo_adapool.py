@@ -1350,7 +1350,8 @@ def in_words(found: dict[str, Any], args: Args) -> str:
     """Put what `score` found into words."""
     name, about = ("return", "") if math.isnan(found["score"]) else ("score", f"; 0 random, 1 {ceiling(args)}")
     low, high = found[f"{name}_95"]
-    text = f"{name} {found[name]:.3f} (95 % interval {low:.3f} to {high:.3f}{about})"
+    interval = "no interval from one episode" if math.isnan(low) else f"95 % interval {low:.3f} to {high:.3f}"
+    text = f"{name} {found[name]:.3f} ({interval}{about})"
     return text if name == "return" else f"{text}, return {found['return']:.3f}"
 
 
@@ -1464,7 +1465,7 @@ def train(args: Args) -> dict[str, Any]:
         raise SystemExit(runs.STOPPED) from None
     except OSError as error:
         raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
-    except FloatingPointError as error:
+    except (FloatingPointError, runs.OtherColumns) as error:
         raise SystemExit(f"error: {error}") from None
     finally:
         trainer.close()

@@ -92,7 +92,10 @@ def main() -> None:
         ways.append(("compiled, in CUDA graphs", True, True))
     for env_id in args.env_ids:
         for name, compile, graphs in ways:
-            gradient, rollout, first = measure(ppo, env_id, args.device, compile, graphs)
+            try:
+                gradient, rollout, first = measure(ppo, env_id, args.device, compile, graphs)
+            except (ValueError, OSError) as error:
+                raise SystemExit(f"error: {runs.explain(error)}") from None
             print(f"| {env_id.split('/')[-1]} | {name} | {gradient:,.0f} | {rollout:,.0f} | {first:.0f} |", flush=True)
 
 

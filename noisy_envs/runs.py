@@ -101,6 +101,10 @@ def versions() -> dict[str, str]:
     }
 
 
+class OtherColumns(ValueError):
+    """A `metrics.csv` holds other columns than are to be written."""
+
+
 class Metrics:
     """Writes scalars to `metrics.csv`, to TensorBoard and to a tracker; a resumed run continues all of them.
 
@@ -111,7 +115,7 @@ class Metrics:
         tracker: to which rows are sent as well; whoever started it closes it.
 
     Raises:
-        ValueError: the `metrics.csv` to continue is damaged, or has other columns.
+        ValueError: the `metrics.csv` to continue is damaged, or `OtherColumns`.
     """
 
     def __init__(
@@ -154,7 +158,10 @@ class Metrics:
     def _check(self, row: dict[str, float]) -> None:
         if row.keys() != set(self.names):
             differing = ", ".join(sorted(row.keys() ^ set(self.names)))
-            raise ValueError(f"{self.path} must have the same columns throughout, these come or go: {differing}")
+            raise OtherColumns(
+                f"{self.path} must have the same columns throughout, these come or go: {differing}; "
+                "a run goes on by the version of the program that began it"
+            )
 
     def _text(self, rows: list[dict[str, float]], header: bool) -> str:
         text = io.StringIO()

@@ -321,6 +321,22 @@ def test_damaged_metrics_are_told_before_a_step(tmp_path, monkeypatch):
         ppo.main(["--resume", str(folder), "--total-timesteps", "256"])
 
 
+def test_metrics_of_other_columns_are_told_and_kept(tmp_path):
+    _, folder = run(tmp_path, "--total-timesteps", "128", "--no-anneal-lr")
+    path = folder / "metrics.csv"
+    text = path.read_text().replace("losses/entropy", "losses/entropie")
+    path.write_text(text)
+    with pytest.raises(SystemExit, match=r"^error: .*metrics.csv must have the same columns .*losses/entropie") as told:
+        ppo.main(["--resume", str(folder), "--total-timesteps", "256"])
+    assert "the version of the program that began it" in str(told.value) and path.read_text() == text
+
+
+def test_one_episode_tells_no_interval(tmp_path, capsys):
+    run(tmp_path, "--total-timesteps", "64", "--options", "max_steps=3", "--eval-episodes", "1")
+    told = capsys.readouterr().out
+    assert "(no interval from one episode; 0 random, 1 oracle)" in told and "nan" not in told
+
+
 def test_the_bar_tells_a_score_only_where_there_is_one(tmp_path, capsys):
     run(tmp_path / "known", "--total-timesteps", "64", "--options", "max_steps=3")
     assert "return=" in (told := capsys.readouterr().err) and "score=" in told and "nan" not in told

@@ -949,7 +949,8 @@ def test_any_number_of_compiled_environments(game, monkeypatch):
     ("options", "told"),
     [({"autoreset_mode": "Never"}, "autoreset_mode='Never': must be one of 'NextStep', 'SameStep', 'Disabled'"),
      ({"autoreset_mode": None}, "autoreset_mode=None: must be one of 'NextStep'"),
-     ({"backend": "torch", "device": "nope"}, "device='nope': must be one of torch's")],
+     ({"backend": "torch", "device": "nope"}, "device='nope': must be one of torch's"),
+     ({"backend": "torch", "device": "meta"}, "device='meta': must be one of torch's")],
 )  # fmt: skip
 def test_a_wrong_mode_or_device_is_told(options, told):
     if "device" in options:

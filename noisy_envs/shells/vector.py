@@ -127,9 +127,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             import torch
 
             try:
-                self.device = torch.empty(0, device=device or "cpu").device  # "cuda" becomes "cuda:0", as tensors say
+                number = torch.zeros((), device=device or "cpu")
+                number.item()  # "meta" holds none
             except (RuntimeError, AssertionError) as error:
                 raise ValueError(f"device={device!r}: must be one of torch's ({str(error).splitlines()[0]})") from None
+            self.device = number.device  # "cuda" becomes "cuda:0", as tensors say
         self.learners = driven(self.core, learners, ("first", *self.core.teams))
         cast = casting(self.core, self.learners)
         self._rules = Rules(self.core, self.learners, cast, max_steps, max_episode_steps)
