@@ -2,8 +2,10 @@
 
 A batch has many rows, one a token, of few columns. There the library's products leave most of a GPU without work, at
 the gradient of weights above all, a sum over all rows. And `torch.compile` picks its kernels of norms by times that
-Python can hardly measure, now well, now seven times too slow. Here rows are shared out by a fixed rule, and
-sums over rows have one order, which depends on their number alone. Importing this module needs Triton.
+Python can hardly measure, now well, now seven times too slow. Here rows are shared out by a fixed rule,
+each program sums up its own in their order, and torch adds the programs' sums. Importing this module needs Triton.
+
+`len` makes M a number to `torch.compile`, not a symbol: each M is compiled by itself.
 
 Shapes: M rows of I inputs (in kernels `IN`) or O outputs (`OUT`), both at most `WIDEST`. A program takes R rows at a
 time.

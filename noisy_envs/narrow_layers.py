@@ -23,16 +23,17 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Raises:
         RuntimeError: in a backward pass through a compiled backward pass, which torch does not have either.
     """
-    if _by_kernels(inputs, weight):
+    fits = inputs.shape[-1] == weight.shape[-1] and (bias is None or bias.shape == weight.shape[:1])
+    if fits and _by_kernels(inputs, weight, bias):  # else torch tells what does not fit
         result: Tensor = layer_kernels.Linear.apply(inputs, weight, bias)
         return result
     return nn.functional.linear(inputs, weight, bias)
 
 
-def _by_kernels(inputs: Tensor, weight: Tensor) -> bool:
-    exact = inputs.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    fits = exact and inputs.is_cuda and HAS_KERNELS and max(weight.shape) <= layer_kernels.WIDEST
-    return fits and torch.compiler.is_compiling()
+def _by_kernels(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    given = [inputs, weight] if bias is None else [inputs, weight, bias]
+    exact = all(x.is_cuda and x.dtype == torch.float32 for x in given) and not torch.is_autocast_enabled("cuda")
+    return HAS_KERNELS and torch.compiler.is_compiling() and exact and max(weight.shape) <= layer_kernels.WIDEST
 
 
 class Linear(nn.Linear):
@@ -44,11 +45,12 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`torch.nn.LayerNorm` over the last axis, with weight and bias."""
+    """`torch.nn.LayerNorm`, by a kernel over the last axis with weight and bias."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise inputs (..., I)."""
-        if _by_kernels(inputs, self.weight):
+        whole = self.weight is not None and self.bias is not None and inputs.shape[-1:] == self.normalized_shape
+        if whole and _by_kernels(inputs, self.weight, self.bias):
             result: Tensor = layer_kernels.LayerNorm.apply(inputs, self.weight, self.bias, self.eps)
             return result
         return super().forward(inputs)

@@ -19,6 +19,7 @@ from noisy_envs.narrow_layers import LayerNorm, Linear
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
+SIZES = 64  # of batches that are compiled
 Scale = Literal["head", "width"]
 
 
@@ -127,7 +128,12 @@ class Network(nn.Module):
         self.head = make_head(shape, generator)
 
     def compile_blocks(self, tune: bool = False) -> None:
-        """Compile the layers, once for all of them, as they are alike."""
+        """Compile the layers, once for all of them, as they are alike.
+
+        On a GPU our kernels are compiled anew for each size of a batch: the last ones of training, validation and test
+        differ, and a class token makes all of them longer. Beyond torch's limit of eight layers would run uncompiled.
+        """
+        torch._dynamo.config.cache_size_limit = max(SIZES, torch._dynamo.config.cache_size_limit)
         for block in self.blocks:
             block.compile(options={**OPTIONS, "max_autotune": tune, "coordinate_descent_tuning": tune})
 

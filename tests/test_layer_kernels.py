@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from noisy_envs import layer_kernels
+from noisy_envs.narrow_layers import LayerNorm, Linear
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
@@ -55,6 +56,14 @@ def test_layer_norm(shape):
     same(layer_kernels.LayerNorm.apply(*given, 1e-5), F.layer_norm(given[0], shape[-1:], *given[1:]), given)
 
 
+def test_programs_that_sum_over_rows_take_several_turns(monkeypatch):
+    monkeypatch.setattr(layer_kernels, "SHARES", 2)
+    x, weight, bias = drawn((700, 16), (12, 16), (16,))
+    assert layer_kernels._shares(700, layer_kernels.NORM_SUMS[0]) == (2, 3)
+    same(layer_kernels.LayerNorm.apply(x, bias, bias, 1e-5), F.layer_norm(x, (16,), bias, bias), [x, bias])
+    same(layer_kernels.Linear.apply(x, weight, None), F.linear(x, weight), [x, weight])
+
+
 def test_rows_that_do_not_lie_one_after_another():
     x, weight, bias = drawn((5, 8, 7), (12, 8), (12,))
     x = x.transpose(1, 2)
@@ -92,3 +101,22 @@ def test_a_second_derivative_is_an_error(layer):
     (slope,) = torch.autograd.grad(layer(*given).square().sum(), given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="noisy_envs"):
         slope.sum().backward()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("sets", [[7], [7, 5, 3]])
+def test_compiled_layers_are_torchs(sets):
+    own = torch.nn.Sequential(Linear(16, 48), LayerNorm(48)).to(DEVICE)
+    usual = torch.nn.Sequential(torch.nn.Linear(16, 48), torch.nn.LayerNorm(48)).to(DEVICE)
+    usual.load_state_dict(own.state_dict())
+    compiled = torch.compile(own)
+    for size in sets:
+        (x,) = drawn((size, 9, 16))
+        found, expected = compiled(x), usual(x)
+        torch.testing.assert_close(found, expected)
+        slopes = (
+            torch.autograd.grad(y.square().sum(), [x, *net.parameters()])
+            for y, net in ((found, own), (expected, usual))
+        )
+        for one, other in zip(*slopes, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -10,27 +10,30 @@ from torch.nn import functional as F
 from noisy_envs import narrow_layers
 from noisy_envs.narrow_layers import LayerNorm, Linear, linear
 
+NORMS = {"whole": {}, "without bias": {"bias": False}, "without both": {"elementwise_affine": False}}
 
-def test_without_kernels_they_are_torchs():
+
+def test_without_kernels_a_linear_layer_is_torchs():
+    x, own, usual = (
+        torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0)),
+        Linear(4, 3),
+        torch.nn.Linear(4, 3),
+    )
+    usual.load_state_dict(own.state_dict())
+    assert torch.equal(own(x), usual(x))
+    assert torch.equal(linear(x, own.weight), F.linear(x, own.weight))
+
+
+@pytest.mark.parametrize("options", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("shape", [(4,), (9, 4)])
+def test_without_kernels_a_norm_is_torchs(shape, options):
     x = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
-    for own, usual in ((Linear(4, 3), torch.nn.Linear(4, 3)), (LayerNorm(4), torch.nn.LayerNorm(4))):
-        usual.load_state_dict(own.state_dict())
-        assert torch.equal(own(x), usual(x))
-    weight = torch.ones(3, 4)
-    assert torch.equal(linear(x, weight), F.linear(x, weight))
+    assert torch.equal(LayerNorm(shape, **options)(x), torch.nn.LayerNorm(shape, **options)(x))
 
 
-@pytest.mark.parametrize(
-    ("compiling", "dtype", "half", "features", "expected"),
-    [
-        (True, torch.float32, False, 64, True),
-        (False, torch.float32, False, 64, False),
-        (True, torch.float64, False, 64, False),
-        (True, torch.float32, True, 64, False),
-        (True, torch.float32, False, 65, False),
-    ],
-)
-def test_kernels_are_chosen_by_what_they_are_given(compiling, dtype, half, features, expected, monkeypatch):
+@pytest.fixture
+def used(monkeypatch):
+    """Pretend that there are kernels and that code is compiled; returns what they, and torch, are asked for."""
     used = []
 
     def kernel(name):
@@ -39,19 +42,73 @@ def test_kernels_are_chosen_by_what_they_are_given(compiling, dtype, half, featu
     kernels = SimpleNamespace(WIDEST=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
     monkeypatch.setattr(narrow_layers, "HAS_KERNELS", True)
     monkeypatch.setattr(narrow_layers, "layer_kernels", kernels, raising=False)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    # layers of a GPU that is not there: what torch's own would compute is not asked for
-    monkeypatch.setattr(F, "linear", lambda inputs, *_: inputs)
-    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda _, inputs: inputs)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    # torch's own would look for the GPU that is not there
+    monkeypatch.setattr(F, "linear", lambda inputs, *_: used.append("torch's linear") or inputs)
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda _, inputs: used.append("torch's norm") or inputs)
+    return used
+
+
+def ask(inputs=(2, 9, 8), weight=(8, 8), bias=(8,), types=(torch.float32,) * 3, devices=("cuda",) * 3, half=False):
+    """Ask for a linear layer, and for a norm with the bias as its two."""
     with FakeTensorMode():
-        shapes = (2, 9, features), (8, features), (features,)
-        x, weight, gain = (torch.empty(*shape, device="cuda", dtype=dtype) for shape in shapes)
-        norm = LayerNorm(features)
-        norm.weight = torch.nn.Parameter(gain)
+        shapes = inputs, weight, bias
+        x, w, b = (torch.empty(*y, dtype=z, device=d) for y, z, d in zip(shapes, types, devices, strict=True))
+        norm = LayerNorm(bias[0])
+        norm.weight = norm.bias = torch.nn.Parameter(b)
         torch.set_autocast_enabled("cuda", half)
         try:
-            linear(x, weight)
+            linear(x, w, b)
             norm(x)
         finally:
             torch.set_autocast_enabled("cuda", False)
-    assert used == ["linear", "norm"] * expected
+
+
+def test_kernels_are_chosen(used):
+    ask()
+    assert used == ["linear", "norm"]
+    with FakeTensorMode():
+        linear(torch.empty(2, 8, device="cuda"), torch.empty(64, 8, device="cuda"))
+    assert used[2:] == ["linear"]
+
+
+FLOAT, DOUBLE = torch.float32, torch.float64
+OTHERS = {
+    "half precision": {"half": True},
+    "inputs of other numbers": {"types": (DOUBLE, FLOAT, FLOAT)},
+    "all of other numbers": {"types": (DOUBLE,) * 3},
+    "inputs elsewhere": {"devices": ("cpu", "cuda", "cuda")},
+    "wide inputs": {"inputs": (2, 65), "weight": (65, 65), "bias": (65,)},
+}
+LINEAR_OTHERS = {
+    "wide outputs": {"weight": (65, 8), "bias": (65,)},
+    "a weight of other inputs": {"weight": (8, 7)},
+    "a bias that torch would stretch": {"bias": (1,)},
+    "a weight of other numbers": {"types": (FLOAT, DOUBLE, FLOAT)},
+}
+
+
+@pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS)
+def test_else_it_is_torchs(given, used):
+    ask(**given)
+    assert used == ["torch's linear", "torch's norm"]
+
+
+@pytest.mark.parametrize("given", LINEAR_OTHERS.values(), ids=LINEAR_OTHERS)
+def test_else_a_linear_layer_is_torchs(given, used):
+    ask(**given)
+    assert used[0] == "torch's linear"
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}])
+def test_else_a_norm_is_torchs(options, used):
+    with FakeTensorMode():
+        LayerNorm(8, **options)(torch.empty(2, 9, 8, device="cuda"))
+        LayerNorm((9, 8))(torch.empty(2, 9, 8, device="cuda"))
+    assert used == ["torch's norm"] * 2
+
+
+def test_what_is_not_compiled_is_torchs(used, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+    ask()
+    assert used == ["torch's linear", "torch's norm"]
