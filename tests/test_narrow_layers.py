@@ -103,8 +103,11 @@ def test_else_a_linear_layer_is_torchs(given, used):
 @pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}])
 def test_else_a_norm_is_torchs(options, used):
     with FakeTensorMode():
-        LayerNorm(8, **options)(torch.empty(2, 9, 8, device="cuda"))
-        LayerNorm((9, 8))(torch.empty(2, 9, 8, device="cuda"))
+        x, gain = (torch.empty(*shape, device="cuda") for shape in ((2, 9, 8), (9, 8)))
+        LayerNorm(8, **options)(x)
+        over_two = LayerNorm((9, 8))
+        over_two.weight = over_two.bias = torch.nn.Parameter(gain)
+        over_two(x)
     assert used == ["torch's norm"] * 2
 
 
