@@ -31,6 +31,13 @@ def test_without_kernels_a_norm_is_torchs(shape, options):
     assert torch.equal(LayerNorm(shape, **options)(x), torch.nn.LayerNorm(shape, **options)(x))
 
 
+def compile_here(monkeypatch, compiling):
+    """Tell this module alone: torch 2.6 would remember for good a function that stood in for its own."""
+    seen = {name: getattr(torch, name) for name in ("float32", "is_autocast_enabled")}
+    compiler = SimpleNamespace(is_compiling=lambda: compiling)
+    monkeypatch.setattr(narrow_layers, "torch", SimpleNamespace(compiler=compiler, **seen))
+
+
 @pytest.fixture
 def used(monkeypatch):
     """Pretend that there are kernels and that code is compiled; returns what they, and torch, are asked for."""
@@ -42,7 +49,7 @@ def used(monkeypatch):
     kernels = SimpleNamespace(WIDEST=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
     monkeypatch.setattr(narrow_layers, "HAS_KERNELS", True)
     monkeypatch.setattr(narrow_layers, "layer_kernels", kernels, raising=False)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    compile_here(monkeypatch, True)
     # torch's own would look for the GPU that is not there
     monkeypatch.setattr(F, "linear", lambda inputs, *_: used.append("torch's linear") or inputs)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda _, inputs: used.append("torch's norm") or inputs)
@@ -112,6 +119,6 @@ def test_else_a_norm_is_torchs(options, used):
 
 
 def test_what_is_not_compiled_is_torchs(used, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+    compile_here(monkeypatch, False)
     ask()
     assert used == ["torch's linear", "torch's norm"]
