@@ -3,13 +3,20 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
+# What has a GPU to run on, also where no package can be installed: PYTHON needs pytest, pytest-xdist and the extra [agents].
+GPU_TESTS := $(addprefix tests/test_,attention.py device_step.py gpu.py kernels.py layer_kernels.py narrow_layers.py numbers.py pooling.py \
+	pure_step.py vector.py)
+
+.PHONY: help demo test test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
 
 test: $(VENV)/dev  ## run the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-gpu:  ## run the tests that use a GPU, by PYTHON itself: no environment is made, nothing is installed
+	$(PYTHON) -m pytest -n 8 --dist loadfile -m "not slow" $(GPU_TESTS)
 
 test-slow: $(VENV)/dev  ## run the learning checks, minutes
 	$(BIN)/python -m pytest -m slow

@@ -37,8 +37,6 @@ PAPER += [
     "96",
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-# torch's compiler itself does what torch deprecates
-quiet_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ppo = load_agent("adapool")
 
@@ -519,7 +517,6 @@ def test_copies_are_checked_and_mended(tmp_path, place):
 
 
 @needs_compiler
-@quiet_compiler
 @pytest.mark.slow
 def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
     folders = {}
@@ -539,7 +536,6 @@ def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
 
 
 @needs_compiler
-@quiet_compiler
 def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  # C58
     args = ppo.parse(
         [*PAPER, "--options", "num_noise=(0, 28)", "--dropout", "0.1", "--run-dir", str(tmp_path), "--compile"]

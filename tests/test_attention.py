@@ -127,7 +127,6 @@ def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler itself does what torch deprecates
 @pytest.mark.parametrize(("axis", "width"), [(0, 1), (1, 2)])
 def test_compiled_is_the_same(axis, width):
     tokens, weight, mask = drawn(masked=True, dtype=torch.float32)

@@ -125,8 +125,6 @@ def test_worlds_repeat_on_deterministic_kernels(env_id, options, device, determi
 NARROW = "--num-layers 2 --hidden-dim 8 --num-heads 8 --attention-scale hidden --dropout 0.1"  # on our own kernels
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler itself does what torch deprecates
-@pytest.mark.filterwarnings(r"ignore::UserWarning:torch\._inductor")  # advice of it, on a GPU
 @each_device
 @pytest.mark.parametrize("settings", ["", NARROW, "--env-id noisy_envs/BoxWorld-v0"], ids=["wide", "narrow", "box"])
 def test_training_repeats_on_deterministic_kernels(tmp_path, settings, device, deterministic):

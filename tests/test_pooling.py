@@ -494,7 +494,6 @@ def test_shapes_are_checked(name: str, method: str) -> None:
 # Compilation, and the copies in agents/
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # builds for a GPU compile with torch.jit
 @each_head
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiles_without_a_graph_break(name: str, masked: bool) -> None:

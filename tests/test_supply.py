@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import pytest
 from conftest import ROOT, TINY
@@ -127,3 +128,14 @@ def test_neither_import_nor_training_calls_a_host(tmp_path):
     done = cut_off(tmp_path, "-c", f"TINY = {TINY}\n{ALL_OF_IT}", ROOT / "agents", ROOT / "supervised")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/curve.png")) and (tmp_path / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize("module", ["torch.jit._script", "torch._dynamo.variables.builder", "triton.language"])
+def test_a_package_may_deprecate_what_it_uses_itself(module):
+    warnings.warn_explicit("torch.jit.script_method is deprecated", DeprecationWarning, f"{module}.py", 1, module)
+
+
+@pytest.mark.parametrize("module", ["noisy_envs.pooling", "ppo_adapool", "torchlike"])
+def test_what_we_use_must_not_be_deprecated(module):
+    with pytest.raises(DeprecationWarning):
+        warnings.warn_explicit("torch.jit.script is deprecated", DeprecationWarning, f"{module}.py", 1, module)

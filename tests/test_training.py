@@ -249,8 +249,6 @@ def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler itself does what torch deprecates
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # as it looks at all
 @pytest.mark.slow
 def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
     """They differ by rounding; heads of width 2 take the way of our own attention, which is made wrong at last."""
