@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
-import tyro
 
 from noisy_envs import registry, results, runs
 from noisy_envs.reference import References, reference_returns
@@ -223,7 +222,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
         ValueError: naming the setting, its value and what is allowed.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
-    args, words = tyro.cli(Args, args=argv[:end], description=__doc__), list(argv[end + 1 :])
+    args, words = runs.parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
     settings(words)
     args = replace(args, env_ids=tuple(registry.canonical(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
@@ -682,7 +681,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    for number in runs.stop_signals():  # a machine that shuts down, a terminal that closes, is a Ctrl-C too
-        signal.signal(number, signal.default_int_handler)
-    with runs.quiet_pipe():
+    # a machine that shuts down, a terminal that closes, is a Ctrl-C too
+    with runs.on_stop(signal.default_int_handler), runs.quiet_pipe():
         main(sys.argv[1:])

@@ -25,8 +25,8 @@ import ast
 import dataclasses
 import math
 import os
+import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +38,6 @@ import gymnasium
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -819,10 +818,11 @@ def parse(argv: Sequence[str]) -> Args:
     first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
-        args = asked_of(argv, Path(chosen.evaluate[0]))
+        paths = runs.only_runs([Path(path) for path in chosen.evaluate])
+        args = dataclasses.replace(asked_of(argv, paths[0]), evaluate=tuple(paths))
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
-        args = tyro.cli(Args, args=argv, default=saved)
+        args = runs.parse_arguments(Args, argv, saved)
         path = runs.checkpoint_path(Path(chosen.resume))
         if path.name != "checkpoint.pt":
             raise ValueError(f"resume={chosen.resume!r}: must be a run's folder, which goes on from its checkpoint.pt")
@@ -840,7 +840,7 @@ def parse(argv: Sequence[str]) -> Args:
         can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
         compiled = can_compile and (on_gpu or defaults.compile)
         defaults = dataclasses.replace(defaults, preset="fast" if fast else "paper", compile=compiled)
-        args = tyro.cli(Args, args=argv, default=defaults)
+        args = runs.parse_arguments(Args, argv, defaults)
     args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
     check(args)
     return args
@@ -853,7 +853,7 @@ def asked_of(argv: Sequence[str], path: Path) -> Args:
         ValueError: the run has learned another game than is asked for.
     """
     own = load_args(path)
-    args = tyro.cli(Args, args=argv, default=dataclasses.replace(own, num_noise=()))
+    args = runs.parse_arguments(Args, argv, dataclasses.replace(own, num_noise=()))
     args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
     game, _ = registry.find(args.env_id)
     if args.env_id != own.env_id and (game != registry.find(own.env_id)[0] or game == registry.FOREIGN):
@@ -914,12 +914,12 @@ def check(args: Args) -> None:
         raise ValueError(f"options={args.options}: must leave observations that are tokens, not pictures")
     if args.record is not None and is_foreign(args) and not game.draws:
         raise ValueError(f"record={str(args.record)!r}: {args.env_id} cannot be drawn as an image")
-    check_request(args)
-    check_sizes(args)
     try:
         torch.zeros((), device=args.device).item()  # which "meta" refuses as well
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={args.device!r}: {str(error).splitlines()[0]}") from None
+    check_request(args)
+    check_sizes(args)
 
 
 def check_request(args: Args) -> None:
@@ -946,6 +946,10 @@ def check_sizes(args: Args) -> None:
     for setting in ("num_envs", "minibatch_size"):
         if getattr(args, setting) % WORLD_SIZE:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
+    dim, spec = args.hidden_dim, game_of(args).token_spec
+    rollout = 0 if args.evaluate else 2 * size * spec.num_tokens * spec.num_features  # before and after each step
+    weights = args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim)
+    runs.check_memory(rollout + 4 * weights, args.device)  # with their gradients, and two moments of Adam
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
     if args.log_std_min > args.log_std_max:
@@ -1161,40 +1165,36 @@ class Trainer:
         """Play and learn until the end, saving on the way. Returns the log.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, once the update in hand is done and saved; a second one
-                stops at once.
+            KeyboardInterrupt: after one of `runs.stop_signals`, once the update in hand is done and saved; a second
+                one stops at once.
         """
         args, size = self.args, self.size
         log, stopping = None, torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")
 
         def stop(*_: Any) -> None:
             stopping.fill_(1)
-            for number, handler in before.items():
-                signal.signal(number, handler)
             if RANK == 0:
                 runs.tell_at_once("stopping after this update, which is saved; once more: at once")
 
-        before = {number: signal.signal(number, stop) for number in runs.stop_signals()}
         bar = tqdm(
             total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
         )  # fmt: skip
         try:
-            while self.step + size <= args.total_timesteps and not average(stopping):
-                values = self.iterate()
-                if RANK == 0:
-                    if log is None:
-                        log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
-                        log.note("settings", vars(args) | runs.versions())
-                    log.add(self.step, values)  # before the checkpoint: resuming drops rows too many, but none may lack
-                told = {"return": values["charts/episodic_return"], "score": values["charts/normalized_score"]}
-                bar.set_postfix({name: f"{x:.3f}" for name, x in told.items() if math.isfinite(x)}, refresh=False)
-                bar.update(size)
-                if self.updates == 1 or self.updates % args.save_every == 0:
-                    self.save()
+            with runs.on_stop(stop, once=True):
+                while self.step + size <= args.total_timesteps and not average(stopping):
+                    values = self.iterate()
+                    if RANK == 0:
+                        if log is None:
+                            log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
+                            log.note("settings", vars(args) | runs.versions())
+                        log.add(self.step, values)  # before the checkpoint: resuming drops rows too many, none may lack
+                    told = {"return": values["charts/episodic_return"], "score": values["charts/normalized_score"]}
+                    bar.set_postfix({name: f"{x:.3f}" for name, x in told.items() if math.isfinite(x)}, refresh=False)
+                    bar.update(size)
+                    if self.updates == 1 or self.updates % args.save_every == 0:
+                        self.save()
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             bar.close()
             if log is not None:
                 log.close()
@@ -1368,7 +1368,7 @@ def train(args: Args) -> dict[str, Any]:
         at = "" if args.resume is None else f", going on from step {trainer.step:,}"
         steps = f"{args.total_timesteps:,} steps by the preset {args.preset!r}"
         print(f"run: {trainer.folder}, {steps}, {args.num_envs} worlds {pace(args)}{at}")
-    go_on = f"go on with: python {sys.argv[0]} --resume {trainer.folder}"
+    go_on = f"go on with: {shlex.join(['python', sys.argv[0], '--resume', str(trainer.folder)])}"
     saved = (trainer.folder / "checkpoint.pt").exists  # asked when it ends
     try:
         rows = trainer.train()
@@ -1394,6 +1394,7 @@ def train(args: Args) -> dict[str, Any]:
     return summary
 
 
+@runs.memory_errors()
 def main(argv: Sequence[str]) -> Any:
     """Train, go on, or evaluate, as the settings say."""
     try:

@@ -25,7 +25,6 @@ import json
 import math
 import os
 import platform
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -297,22 +296,20 @@ def main(argv: Sequence[str]) -> int:
 
     def stop(number: int, _: Any) -> None:
         stopping.append(number)
-        for one, handler in before.items():
-            signal.signal(one, handler)
         runs.tell_at_once("stopping after these calls; once more: at once")
 
-    before = {number: signal.signal(number, stop) for number in runs.stop_signals()}
     rows = []
-    for env_id in args.env_id:
-        if stopping:
-            break
-        file = None if args.out is None else args.out / name_of(env_id, args)
-        row = None if file is None else row_in(file)
-        if row is None or (row["steps"] < args.steps and not row["faults"]):
-            row = soak(env_id, args, stopping)
-            if file is not None:
-                keep(file, row)
-        rows.append(row)
+    with runs.on_stop(stop, once=True):
+        for env_id in args.env_id:
+            if stopping:
+                break
+            file = None if args.out is None else args.out / name_of(env_id, args)
+            row = None if file is None else row_in(file)
+            if row is None or (row["steps"] < args.steps and not row["faults"]):
+                row = soak(env_id, args, stopping)
+                if file is not None:
+                    keep(file, row)
+            rows.append(row)
     print(table(rows))
     return runs.STOPPED if stopping else int(any(row["faults"] for row in rows))
 

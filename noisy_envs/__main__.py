@@ -15,7 +15,7 @@ from noisy_envs.options import did_you_mean
 from noisy_envs.pictures import check_video_path, write_video
 from noisy_envs.reference import reference_returns
 from noisy_envs.registry import ENVIRONMENTS, canonical
-from noisy_envs.runs import STOPPED, quiet_pipe
+from noisy_envs.runs import STOPPED, memory_errors, quiet_pipe
 from noisy_envs.shells.common import check_seed
 from noisy_envs.shells.episode import RENDER_FPS
 from noisy_envs.watch import Player, Reference, Viewer, film, policies, show_of
@@ -149,6 +149,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+@memory_errors()
 def main(argv: Sequence[str]) -> None:
     """List or watch, as the words say."""
     args = parse(argv)
@@ -159,7 +160,7 @@ def main(argv: Sequence[str]) -> None:
             watch(args)
     except BrokenPipeError:
         raise
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit(STOPPED) from None

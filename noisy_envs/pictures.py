@@ -62,7 +62,7 @@ def plot_curve(
 
 
 def plot_scores(path: Path, rows: Sequence[dict[str, Any]], ceiling: str = "oracle") -> None:
-    """Draw the scores of an evaluation, noise in training (ascending) × noise in evaluation, as `plot_matrix` does.
+    """Draw the scores of an evaluation, noise in training × noise in evaluation, both ascending, as `plot_matrix` does.
 
     Args:
         path: of the PNG.
@@ -71,7 +71,7 @@ def plot_scores(path: Path, rows: Sequence[dict[str, Any]], ceiling: str = "orac
         ceiling: whose return has the score 1.
     """
     found = {(row["run"], row["evaluated"]): row for row in rows}
-    noises = list(dict.fromkeys(row["evaluated"] for row in rows))
+    noises = sorted({row["evaluated"] for row in rows}, key=lambda noise: np.ravel(noise).tolist())
     by_run = {row["run"]: row for row in rows}
     trained = sorted(by_run.values(), key=lambda row: (np.ravel(row["trained"]).tolist(), row["seed"]))
     labels = [str(row["trained"]) for row in trained]

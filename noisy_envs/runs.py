@@ -14,15 +14,18 @@ import io
 import json
 import os
 import platform
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +38,41 @@ from noisy_envs.pictures import (  # noqa: F401  too
     write_gif,
     write_video,
 )
+
+Settings = TypeVar("Settings")
+BOOLEANS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
+
+
+def parse_arguments(
+    kind: type[Settings], argv: Sequence[str], default: Settings, description: str | None = None
+) -> Settings:
+    """Read the settings of a dataclass from the command line, by tyro; all else is as in `default`.
+
+    Raises:
+        ValueError: a flag has a value, or a path is not text, naming it.
+    """
+    import tyro
+
+    flags = {name.replace("_", "-") for name, value in vars(default).items() if isinstance(value, bool)}
+    for word, following in pairwise([*argv, ""]):
+        flag, equals, value = word.replace("_", "-").partition("=")
+        name = flag.removeprefix("--").removeprefix("no-")
+        if flag.startswith("--") and name in flags and (equals or following.lower() in BOOLEANS):
+            raise ValueError(f"{flag} {value or following}: expected the flag alone, --{name} or --no-{name}")
+    args = tyro.cli(kind, args=argv, default=default, description=description)
+    for name, value in vars(args).items():
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                check_path(name, path)
+    return args
+
+
+def check_path(name: str, path: Path) -> None:
+    """Raise ValueError unless a path is text: TensorBoard and tables cannot hold bytes that are no UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}={str(path)!r}: expected a path of UTF-8 text") from None
 
 
 def environment_seed(seed: int, purpose: str) -> int:
@@ -60,26 +98,40 @@ def use_deterministic(on: bool) -> None:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside its checkout.
+    """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" and why.
 
     It stays what it was when first asked for, as the code that a process has loaded does. The variable
-    NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
+    NOISY_ENVS_COMMIT sets it where code runs without its history, in a container for example. In a checkout whose
+    commit git does not tell, the reason is printed as well, once.
     """
-    told = os.environ.get("NOISY_ENVS_COMMIT")
-    if told:
-        return told
+    given = os.environ.get("NOISY_ENVS_COMMIT")
+    if given:
+        return given
     file = Path(__file__)
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=file.parent, capture_output=True, text=True, check=True)
+        environment = os.environ | {"LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=file.parent, env=environment, capture_output=True, text=True, check=True
+            )
+        except subprocess.CalledProcessError as error:
+            raise OSError(error.stderr.strip().partition("\n")[0] or str(error)) from None
         return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", file.name)  # installed, it may lie in a repository of something else
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    except OSError as error:
+        if not (file.parents[1] / ".git").exists():
+            return "unknown (not a git checkout)"
+        reason = "git is not installed" if isinstance(error, FileNotFoundError) else str(error)
+        remedy = "set NOISY_ENVS_COMMIT to record it"
+        if "dubious ownership" in reason:
+            remedy = f"run: git config --global --add safe.directory {file.resolve().parents[1]}"
+        print(f"the commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
+        return f"unknown ({reason})"
 
 
 def versions() -> dict[str, str]:
@@ -277,6 +329,18 @@ def checkpoint_path(given: Path) -> Path:
     return found[0] if found else own
 
 
+def only_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths that are runs, and name the folders without a checkpoint, which `runs/*` holds too.
+
+    If none is a run, all are returned: to load them names what is missing.
+    """
+    found = [path for path in paths if not path.is_dir() or checkpoint_path(path).exists()]
+    if found and len(found) < len(paths):
+        others = ", ".join(str(path) for path in paths if path not in found)
+        print(f"without a checkpoint, not evaluated: {others}", file=sys.stderr)
+    return found or list(paths)
+
+
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Save tensors, numbers and texts, atomically."""
     import torch
@@ -399,6 +463,40 @@ def explain(error: Exception) -> str:
     return f"{error}; once that is mended, go on with the same command" if from_system else str(error)
 
 
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """End a program in one line where it asks for more memory than there is; torch raises a RuntimeError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        line = (str(error).splitlines() or ["no more can be had"])[0]
+        if isinstance(error, RuntimeError) and not re.search(
+            "allocat|out of memory|size calculation|multiplication overflow", line
+        ):
+            raise
+        reason = re.sub(r"^\[enforce fail[^]]*\] *(\. *)?", "", line)
+        hint = "choose fewer or smaller environments, steps, episodes, sets or networks"
+        raise SystemExit(f"error: not enough memory: {reason}; {hint}") from None
+
+
+def check_memory(numbers: int, device: str) -> None:
+    """Raise ValueError if so many float32 numbers are more than the memory of a device holds.
+
+    Linux grants more memory than there is, and kills the process that uses it.
+    """
+    import torch
+
+    if torch.device(device).type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows grants what there is
+        return
+    if 4 * numbers > total:
+        asked, there = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
+        raise ValueError(f"not enough memory: a rollout and the network take {asked} or more, {device} has {there}")
+
+
 STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C
 
 
@@ -426,13 +524,40 @@ def quiet_pipe() -> Iterator[None]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return what asks a process to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup ignores that.
+    """Return the signals that ask a process to stop, but those that it was started to ignore, as under nohup.
 
+    They are Ctrl-C, SIGTERM, SIGHUP of a terminal that closes, and SIGUSR1, which Slurm can send before a time limit.
     On Windows one process can send another nothing but Ctrl-Break, which counts as well.
     """
     asked = [signal.SIGINT, signal.SIGTERM]
-    here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGBREAK")]  # the latter on Windows alone: Ctrl-Break
+    here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGUSR1", "SIGBREAK")]  # the last on Windows alone
     return asked + [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def on_stop(handler: Callable[..., Any], once: bool = False) -> Iterator[None]:
+    """Call `handler`(number, frame) at the signals that ask to stop; `once` restores what was before at the first.
+
+    Python allows handlers in the main thread alone: in any other, what started the thread decides what signals do.
+    """
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def handle(number: int, frame: Any) -> None:
+        if once:
+            restore()
+        handler(number, frame)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in stop_signals():
+                before[number] = signal.signal(number, handle)
+        yield
+    finally:
+        restore()
 
 
 def tell_at_once(text: str) -> None:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
-import tyro
 from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -159,15 +158,13 @@ def parse(kind: type[Parsed], argv: Sequence[str], presets: dict[str, dict[str, 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default="fast")
     preset = first.parse_known_args(argv)[0].preset
-    return tyro.cli(kind, args=argv, default=kind(**{"preset": preset, **presets[preset]}), description=text)
+    return runs.parse_arguments(kind, argv, kind(**{"preset": preset, **presets[preset]}), text)
 
 
 def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     """Run a program, and end it with one line where its user is to act."""
-    for number in runs.stop_signals():
-        signal.signal(number, signal.default_int_handler)
     try:
-        with runs.quiet_pipe():
+        with runs.memory_errors(), runs.on_stop(signal.default_int_handler), runs.quiet_pipe():
             main(argv)
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
@@ -517,7 +514,9 @@ def attempts(
             yield cell, attempt(dataclasses.replace(args, jobs=1), cell, make_task)
         return
     context = multiprocessing.get_context("spawn")
-    with stops_noted() as stops, ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
+    stops: list[int] = []  # noted, instead of raised amid what others do with a lock
+    noting = runs.on_stop(lambda number, frame: stops.append(number))
+    with noting, ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
         try:
             with interrupts_later():  # from which the processes inherit it, before they can ignore it themselves
                 futures = {pool.submit(attempt, args, cell, make_task): cell for cell in cells}
@@ -550,20 +549,6 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-@contextmanager
-def stops_noted() -> Iterator[list[int]]:
-    """Note the signals that ask to stop, instead of raising amid what others do with a lock."""
-    noted: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: noted.append(number)) for number in runs.stop_signals()
-    }
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -177,7 +178,7 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize("sent", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGHUP"])
+@pytest.mark.parametrize("sent", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGUSR1"])
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     number = getattr(signal, sent)
     words = ("--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)
@@ -194,6 +195,14 @@ def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     trainer.iterate()
     assert trainer.step == step + 64
     trainer.close()
+
+
+def test_a_run_trains_in_any_thread(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(tmp_path, "--total-timesteps", "128")[0]))
+    thread.start()
+    thread.join()
+    assert found[0]["steps"] == 128
 
 
 @posix
@@ -443,6 +452,7 @@ def test_a_reader_that_has_read_enough_is_no_error(program):
         ["--seed", "-1"],
         ["--options", "colour=red"],
         ["--options", "num_signal"],
+        ["--gif", "False"],
         ["--options", "num_signal=-3"],
         ["--num-noise", "4", "28"],
         ["--num-noise", "4", "--env-id", "noisy_envs/BoxWorld-v0"],
@@ -457,6 +467,19 @@ def test_bad_settings_end_with_one_line(words, tmp_path):
         ppo.main(["--run-dir", str(tmp_path), *words])
     assert words[1].split("=")[0] in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--num-steps", "1000000000000", "--total-timesteps", "1000000000000000", "--no-anneal-lr"],
+        ["--hidden-dim", "16384", "--num-layers", "900"],
+    ],
+    ids=" ".join,
+)
+def test_more_than_the_memory_is_refused_before_it_is_taken(words, tmp_path):
+    with pytest.raises(SystemExit, match=r"^error: not enough memory: [^\n]* GiB or more, cpu has [\d.]+ GiB$"):
+        ppo.main(["--run-dir", str(tmp_path), *words])
 
 
 def test_options_reach_the_worlds():

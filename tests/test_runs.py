@@ -1,9 +1,13 @@
 """What a run keeps: metrics that outlive a kill, locks that do not, films, score matrices, tracking, intervals."""
 
+import dataclasses
 import json
+import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -11,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import posix
 
 from noisy_envs import pictures, render, runs
 from noisy_envs.shells.parallel import ParallelTokenEnv
@@ -288,7 +293,7 @@ def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path
     pictures.plot_scores(tmp_path, rows((28, 1), (4, 2)))
     pictures.plot_scores(tmp_path, rows((4, 1), (4, 1)))
     values, lows, highs, labels, columns, *_ = drawn[0]
-    assert values.tolist() == [[32, 4], [32, 4], [56, 28]] and columns == ["28", "0"]
+    assert values.tolist() == [[4, 32], [4, 32], [28, 56]] and columns == ["0", "28"]
     assert lows.tolist() == (values - 1).tolist() and highs.tolist() == (values + 1).tolist()
     assert labels == ["4, seed 1", "4, seed 2", "28, seed 1"]
     assert [parts[3] for parts in drawn[1:]] == [["4", "28"], ["4, run-0", "4, run-1"]]
@@ -487,13 +492,146 @@ def test_the_commit_is_that_of_the_repository_that_holds_the_code(tmp_path, monk
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
 
+    assert runs.commit.__wrapped__() == "unknown (not a git checkout)"  # as installed from a wheel
     git("init")
     git("add", "theirs.py")
     git("commit", "-m", "theirs")
-    assert runs.commit.__wrapped__() == "unknown"
+    assert runs.commit.__wrapped__().startswith("unknown (")
     git("add", ".")
     git("commit", "-m", "ours")
     assert len(runs.commit.__wrapped__()) == 12
+
+
+GITS = {
+    "no commit": ("echo 'fatal: bad revision' >&2; exit 128", "fatal: bad revision; set NOISY_ENVS_COMMIT"),
+    "another owner": (
+        "echo \"fatal: detected dubious ownership in repository at '/x'\" >&2; exit 128",
+        "git config --global --add safe.directory",
+    ),
+}
+
+
+@posix
+@pytest.mark.parametrize("kind", [*GITS, "no git"])
+def test_a_checkout_whose_commit_git_does_not_tell_says_why_once(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "noisy_envs" / "runs.py"))
+    for folder in (".git", "noisy_envs", "bin"):
+        (tmp_path / folder).mkdir()
+    script, told = GITS.get(kind, ("", "git is not installed"))
+    if script:
+        (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    runs.commit.cache_clear()
+    try:
+        assert {runs.commit(), runs.commit()} == {runs.commit()} and runs.commit().startswith("unknown (")
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and told in error
+    finally:
+        runs.commit.cache_clear()
+
+
+@dataclasses.dataclass
+class Flags:
+    """Settings with a flag."""
+
+    gif: bool = True
+    """a flag"""
+    anneal_lr: bool = False
+    """another"""
+    out: Path = Path("x")
+    """a folder"""
+    evaluate: tuple[Path, ...] = ()
+    """several"""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--gif", "False"], "--gif False: expected the flag alone, --gif or --no-gif"),
+        (["--no-gif", "1"], "--no-gif 1: expected"),
+        (["--gif=no"], "--gif no: expected"),
+        (["--out", "a", "--anneal_lr", "true"], "--anneal-lr true: expected the flag alone, --anneal-lr or --no-ann"),
+        (["--out", "a\udcff"], "out='a\\udcff': expected a path of UTF-8"),
+        (["--evaluate", "a", "b\udcff"], "evaluate='b\\udcff': expected a path of UTF-8"),
+    ],
+)
+def test_a_flag_takes_no_value_and_a_path_is_text(words, told):
+    pytest.importorskip("tyro")
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        runs.parse_arguments(Flags, words, Flags())
+
+
+def test_arguments_are_read_as_they_stand():
+    pytest.importorskip("tyro")
+    found = runs.parse_arguments(
+        Flags, ["--no-gif", "--out", "a b'\"\n", "--evaluate", "no", "1"], Flags(anneal_lr=True)
+    )
+    assert found == Flags(False, True, Path("a b'\"\n"), (Path("no"), Path("1")))
+
+
+def test_folders_that_are_no_runs_are_passed_over_and_named(tmp_path, capsys):
+    paths = [tmp_path / name for name in ("evaluation__1", "run", "file.pt", "summary.json")]
+    for path in paths[:2]:
+        path.mkdir()
+    (paths[1] / "checkpoint.pt").touch()
+    assert runs.only_runs(paths) == paths[1:]
+    told = capsys.readouterr().err
+    assert str(paths[0]) in told and str(paths[1]) not in told
+    assert runs.only_runs(paths[:1]) == paths[:1] and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 1 TiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("Storage size calculation overflowed with sizes=[1]"),
+    ],
+)
+def test_too_little_memory_ends_in_a_line(error):
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit, match=r"^error: not enough memory: (?!\[)[^\n]*; choose fewer"):
+        runs.memory_errors()(fail)()
+
+
+def test_another_error_of_torch_stays():
+    with pytest.raises(RuntimeError, match="illegal memory access"), runs.memory_errors():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@posix
+def test_the_signal_of_slurm_stops_too():
+    assert signal.SIGUSR1 in runs.stop_signals()
+
+
+def test_handlers_are_set_in_the_main_thread_alone_and_restored():
+    def handlers():
+        return {number: signal.getsignal(number) for number in runs.stop_signals()}
+
+    before, called, inside = handlers(), [], []
+    with runs.on_stop(lambda number, _: called.append(number), once=True):
+        assert not set(handlers().values()) & set(before.values())
+        signal.raise_signal(signal.SIGTERM)
+        assert called == [signal.SIGTERM] and handlers() == before
+    with runs.on_stop(lambda number, _: called.append(number)):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert len(called) == 3 and handlers() == before
+
+    def elsewhere():
+        with runs.on_stop(print):
+            inside.append(handlers())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert inside == [before]
 
 
 def test_a_summary_is_json_whatever_it_holds(tmp_path):

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -262,6 +263,16 @@ def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
     ours = network.narrow_attention
     monkeypatch.setattr(network, "narrow_attention", lambda *x, **y: 2 * ours(*x, **y))
     assert error("twice", compile=True) != pytest.approx(usual, rel=1e-3)
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_experiment_runs_in_any_thread(jobs, tmp_path):
+    args = small(tmp_path / "out", jobs=jobs, seeds=(1, 2), epochs=1)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(training.run_all(args, ["max"], aggregation.make_task)))
+    thread.start()
+    thread.join()
+    assert len(found[0]) == 2
 
 
 def test_dropout_acts(tmp_path):
