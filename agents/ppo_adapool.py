@@ -302,11 +302,20 @@ class AdaPool(nn.Module):
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got dim={dim} and num_heads={num_heads}")
-        places = (query,) if isinstance(query, int) else query
-        valid = isinstance(places, Sequence) and places and all(type(i) is int and i >= 0 for i in places)
-        if not valid and query not in ("mean", "learned"):
+        places = query.tolist() if hasattr(query, "tolist") else query  # NumPy's numbers become Python's
+        places = (places,) if isinstance(places, int) else places
+        if isinstance(places, Sequence) and not isinstance(places, str):
+            places = tuple(i.tolist() if hasattr(i, "tolist") else i for i in places)
+        several = isinstance(places, tuple) and places and all(type(i) is int and i >= 0 for i in places)
+        if not several and places not in ("mean", "learned"):
             raise ValueError(f"query must be an index >= 0, several, 'mean' or 'learned', got {query!r}")
-        self.places = places if isinstance(places, str) else tuple(places)
+        output_std = init_std if output_std is None else output_std
+        for name, value in (("init_std", init_std), ("output_std", output_std)):
+            if not 0 <= value <= 1e18:  # what float32 can square; NaN fails too
+                raise ValueError(f"{name} must be from 0 to 1e18, got {value}")
+        if scale is not None and not abs(scale) <= 1e18:
+            raise ValueError(f"scale must be from -1e18 to 1e18, got {scale}")
+        self.places = places
         self.num_heads = num_heads
         self.residual = residual
         self.scale = 1 / math.sqrt(dim / num_heads) if scale is None else scale
@@ -317,8 +326,8 @@ class AdaPool(nn.Module):
         generator = generator or torch.Generator().manual_seed(0)
         for linear in (self.query, self.key, self.value):
             nn.init.normal_(linear.weight, 0.0, init_std, generator)
-        nn.init.normal_(self.output.weight, 0.0, init_std if output_std is None else output_std, generator)
-        if query == "learned":
+        nn.init.normal_(self.output.weight, 0.0, output_std, generator)
+        if self.places == "learned":
             self.learned = nn.Parameter(torch.empty(dim, device="cpu"))
             nn.init.normal_(self.learned, 0.0, init_std, generator)
 
@@ -457,6 +466,8 @@ class Agent(nn.Module):
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Project tokens (R, N, D) to what the first layer takes, and tell which are real."""
         mask = self.spec.mask(tokens) if self.spec.padded else None
+        if mask is not None:  # attention weighs padding with 0, and 0 times NaN is NaN
+            tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
         if self.spec.roles:
             role = self.role(tokens[..., self.spec.marker].long().clamp(min=0))
             tokens = torch.cat([tokens[..., : self.spec.marker], role], dim=-1)
@@ -637,13 +648,14 @@ def collect(
         (gains - mean) / (spread + 1e-8),
         targets,
     )
-    finite = torch.isfinite(batch.tokens).all() & torch.isfinite(batch.final_tokens).all()
+    finite = agent.spec.finite(batch.tokens) & agent.spec.finite(batch.final_tokens)
     unexplained = average((targets - batch.values).var()) / average(targets.var())
     seen = [(batch.returns * ended).sum(), (batch.lengths * ended).sum(), ended.sum(), finite, 1 - unexplained]
     return play, Samples(*(x.flatten(0, 1) for x in samples)), torch.stack([x.float() for x in seen])
 
 
 CPU_CHUNK = 1024  # samples
+NOT_FINITE = "{} showed an observation that is not finite"
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 
 
@@ -848,7 +860,13 @@ def references(args: Args) -> References:
 
 
 def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
-    """Return the actions that an evaluation takes."""
+    """Return the actions that an evaluation takes.
+
+    Raises:
+        FloatingPointError: an observation is not finite.
+    """
+    if not agent.spec.finite(tokens):
+        raise FloatingPointError(NOT_FINITE.format(args.env_id))
     parameters, _ = agent(tokens)
     if args.eval_actions == "best":
         return agent.best(parameters)
@@ -856,7 +874,11 @@ def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator)
 
 
 def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = None) -> np.ndarray:
-    """Play one episode in each of `episodes` worlds that training never sees: mean returns of the learners (E,)."""
+    """Play one episode in each of `episodes` worlds that training never sees: mean returns of the learners (E,).
+
+    Raises:
+        FloatingPointError: an observation, or a return, is not finite.
+    """
     envs, tokens = make_envs(args, episodes, "evaluate", trained=trained)
     agent.spec = envs.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
@@ -867,8 +889,10 @@ def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = Non
             actions = decide(agent, tokens, args, generator).reshape(envs.action_space.shape)
             tokens, rewards, terminated, truncated, _ = envs.step(actions)
             tokens = tokens.flatten(0, -3)
-            total += rewards.reshape(episodes, -1).mean(dim=1) * running
+            total += rewards.reshape(episodes, -1).mean(dim=1).where(running, 0)
             running &= ~(terminated | truncated)
+    if not total.isfinite().all():
+        raise FloatingPointError(f"{args.env_id} gave a return that is not finite")
     return total.cpu().numpy()
 
 
@@ -887,8 +911,8 @@ def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarr
     with torch.inference_mode():
         while env.agents:
             tokens = torch.from_numpy(np.stack(list(observations.values()))).to(args.device)
-            frames.append(env.render(weights=agent.token_weights(tokens)[0].cpu().numpy()))
             actions = decide(agent, tokens, args, generator).cpu().numpy()
+            frames.append(env.render(weights=agent.token_weights(tokens)[0].cpu().numpy()))
             observations, *_ = env.step(dict(zip(env.agents, actions, strict=True)))
     frames.append(env.render())
     env.close()
@@ -1220,7 +1244,7 @@ class Trainer:
         losses = update(self.gradient, self.agent, self.optimizer, samples, self.local, self.kl_coef, self.generator)
         *parts, norm, returns, lengths, episodes, finite, explained = torch.cat([losses, average(seen)]).tolist()
         if finite < 1:
-            raise FloatingPointError(f"{args.env_id} showed an observation that is not finite")
+            raise FloatingPointError(NOT_FINITE.format(args.env_id))
         named = {f"losses/{name}": value for name, value in zip(LOSSES, parts, strict=True)}
         if not all(map(math.isfinite, (*parts, norm))):
             raise FloatingPointError(
@@ -1490,7 +1514,7 @@ def main(argv: Sequence[str]) -> Any:
             return evaluate_all(args, argv)
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         raise SystemExit(f"error: {error}") from None
     if WORLD_SIZE > 1:
         if args.device == "cuda":

@@ -370,6 +370,8 @@ class Agent(nn.Module):
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Project tokens (R, N, D) to what the first layer takes, and tell which are real."""
         mask = self.spec.mask(tokens) if self.spec.padded else None
+        if mask is not None:  # attention weighs padding with 0, and 0 times NaN is NaN
+            tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
         if self.spec.roles:
             role = self.role(tokens[..., self.spec.marker].long().clamp(min=0))
             tokens = torch.cat([tokens[..., : self.spec.marker], role], dim=-1)
@@ -550,13 +552,14 @@ def collect(
         (gains - mean) / (spread + 1e-8),
         targets,
     )
-    finite = torch.isfinite(batch.tokens).all() & torch.isfinite(batch.final_tokens).all()
+    finite = agent.spec.finite(batch.tokens) & agent.spec.finite(batch.final_tokens)
     unexplained = average((targets - batch.values).var()) / average(targets.var())
     seen = [(batch.returns * ended).sum(), (batch.lengths * ended).sum(), ended.sum(), finite, 1 - unexplained]
     return play, Samples(*(x.flatten(0, 1) for x in samples)), torch.stack([x.float() for x in seen])
 
 
 CPU_CHUNK = 1024  # samples
+NOT_FINITE = "{} showed an observation that is not finite"
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
 
 
@@ -761,7 +764,13 @@ def references(args: Args) -> References:
 
 
 def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator) -> Tensor:
-    """Return the actions that an evaluation takes."""
+    """Return the actions that an evaluation takes.
+
+    Raises:
+        FloatingPointError: an observation is not finite.
+    """
+    if not agent.spec.finite(tokens):
+        raise FloatingPointError(NOT_FINITE.format(args.env_id))
     parameters, _ = agent(tokens)
     if args.eval_actions == "best":
         return agent.best(parameters)
@@ -769,7 +778,11 @@ def decide(agent: Agent, tokens: Tensor, args: Args, generator: torch.Generator)
 
 
 def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = None) -> np.ndarray:
-    """Play one episode in each of `episodes` worlds that training never sees: mean returns of the learners (E,)."""
+    """Play one episode in each of `episodes` worlds that training never sees: mean returns of the learners (E,).
+
+    Raises:
+        FloatingPointError: an observation, or a return, is not finite.
+    """
     envs, tokens = make_envs(args, episodes, "evaluate", trained=trained)
     agent.spec = envs.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
@@ -780,8 +793,10 @@ def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = Non
             actions = decide(agent, tokens, args, generator).reshape(envs.action_space.shape)
             tokens, rewards, terminated, truncated, _ = envs.step(actions)
             tokens = tokens.flatten(0, -3)
-            total += rewards.reshape(episodes, -1).mean(dim=1) * running
+            total += rewards.reshape(episodes, -1).mean(dim=1).where(running, 0)
             running &= ~(terminated | truncated)
+    if not total.isfinite().all():
+        raise FloatingPointError(f"{args.env_id} gave a return that is not finite")
     return total.cpu().numpy()
 
 
@@ -800,8 +815,8 @@ def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarr
     with torch.inference_mode():
         while env.agents:
             tokens = torch.from_numpy(np.stack(list(observations.values()))).to(args.device)
-            frames.append(env.render(weights=agent.token_weights(tokens)[0].cpu().numpy()))
             actions = decide(agent, tokens, args, generator).cpu().numpy()
+            frames.append(env.render(weights=agent.token_weights(tokens)[0].cpu().numpy()))
             observations, *_ = env.step(dict(zip(env.agents, actions, strict=True)))
     frames.append(env.render())
     env.close()
@@ -1133,7 +1148,7 @@ class Trainer:
         losses = update(self.gradient, self.agent, self.optimizer, samples, self.local, self.kl_coef, self.generator)
         *parts, norm, returns, lengths, episodes, finite, explained = torch.cat([losses, average(seen)]).tolist()
         if finite < 1:
-            raise FloatingPointError(f"{args.env_id} showed an observation that is not finite")
+            raise FloatingPointError(NOT_FINITE.format(args.env_id))
         named = {f"losses/{name}": value for name, value in zip(LOSSES, parts, strict=True)}
         if not all(map(math.isfinite, (*parts, norm))):
             raise FloatingPointError(
@@ -1403,7 +1418,7 @@ def main(argv: Sequence[str]) -> Any:
             return evaluate_all(args, argv)
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         raise SystemExit(f"error: {error}") from None
     if WORLD_SIZE > 1:
         if args.device == "cuda":

@@ -58,10 +58,7 @@ class Patches(nn.Module):
 
 
 class Model(nn.Module):
-    """torch's own transformer encoder under a pooling head: inputs and a mask (B, N) to targets (B, outputs).
-
-    Padding must be finite: torch's encoder, unlike the heads, lets a masked NaN through.
-    """
+    """torch's own transformer encoder under a pooling head: inputs and a mask (B, N) to targets (B, outputs)."""
 
     def __init__(self, embed: nn.Module, head: Head, outputs: int) -> None:
         """Take what turns inputs into tokens (B, N, D), and the head."""
@@ -72,9 +69,15 @@ class Model(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.readout = nn.Linear(DIM, outputs)
 
+    def enter(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Embed and extend: tokens (B, N, D) and their mask (B, N), with a class token N + 1."""
+        if mask is not None:  # attention weighs padding with 0, and 0 times NaN is NaN
+            inputs = inputs.masked_fill(~mask.unsqueeze(2), 0)
+        return self.head.extend(self.embed(inputs), mask)
+
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Embed, extend, encode, pool, read out."""
-        tokens, mask = self.head.extend(self.embed(inputs), mask)  # (B, N, D); N + 1 with a class token
+        tokens, mask = self.enter(inputs, mask)
         padding = None if mask is None else ~mask  # torch's mask is the opposite of ours
         embeddings = self.encoder(tokens, src_key_padding_mask=padding)
         output: Tensor = self.readout(self.head(embeddings, mask))
@@ -83,7 +86,7 @@ class Model(nn.Module):
     @torch.no_grad()
     def weights(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return what each token weighs in the pool (B, N), the mean over attention heads or features."""
-        tokens, mask = self.head.extend(self.embed(inputs), mask)
+        tokens, mask = self.enter(inputs, mask)
         padding = None if mask is None else ~mask
         *layers, last = self.encoder.layers
         for layer in layers:

@@ -30,13 +30,15 @@ class AdaPoolExtractor(BaseFeaturesExtractor):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Pool what is not padding."""
-        return self.pool(self.embed(tokens), self.spec.mask(tokens))
+        mask = self.spec.mask(tokens)
+        return self.pool(self.embed(tokens.masked_fill(~mask.unsqueeze(2), 0)), mask)
 
 
 env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleCentroid-v0"
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 24_576
 envs = make_vec_env(env_id, n_envs=16, seed=0)
 spec = envs.get_attr("token_spec")[0]
+spec.check(envs.reset())  # VecNormalize would scale the roles too: give it norm_obs=False
 agent = PPO(
     "MlpPolicy",
     envs,

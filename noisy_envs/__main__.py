@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> None:
             watch(args)
     except BrokenPipeError:
         raise
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit(STOPPED) from None

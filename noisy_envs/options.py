@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ Count = int | tuple[int, int]  # a number, or the lowest and highest of a range,
 
 def lowest(count: Count) -> int:
     """Return the smallest number that `count` allows."""
-    return count[0] if isinstance(count, tuple) else count
+    return count if isinstance(count, (int, np.integer)) else count[0]
 
 
 def highest(count: Count) -> int:
     """Return the largest number that `count` allows."""
-    return count[1] if isinstance(count, tuple) else count
+    return count if isinstance(count, (int, np.integer)) else count[1]
 
 
 def is_int(value: Any) -> bool:
@@ -33,7 +33,8 @@ def is_int(value: Any) -> bool:
 
 
 def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True, maximum: int = MOST) -> None:
-    """Raise unless `value` is an integer from `minimum` to `maximum`, or a tuple of two, in order."""
+    """Raise unless `value` is an integer from `minimum` to `maximum`, or a sequence of two, in order."""
+    value = plain(value)
     if is_int(value):
         values = [value]
     elif may_be_range and isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)):
@@ -132,9 +133,12 @@ def build(core: type, options: dict[str, Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Turn lists into tuples and NumPy scalars into Python's, so that a core stays hashable."""
-    if isinstance(value, list):
-        value = tuple(value)
-    if isinstance(value, tuple):
+    """Turn any sequence and array into a tuple, and NumPy's numbers into Python's, so that a core stays hashable.
+
+    A string is no sequence here, and a Python `range`, which may be as long as it likes, is none of an option.
+    """
+    if hasattr(value, "tolist"):  # of NumPy, or a tensor
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, range)):
         return tuple(plain(item) for item in value)
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+    return value

@@ -103,6 +103,8 @@ class ClsToken(nn.Module):
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
+        if not 0 <= init_std <= 1e18:  # what float32 can square; NaN fails too
+            raise ValueError(f"init_std must be from 0 to 1e18, got {init_std}")
         generator = generator or torch.Generator().manual_seed(0)
         self.token = nn.Parameter(torch.empty(dim, device="cpu").normal_(0.0, init_std, generator=generator))
 
@@ -182,11 +184,20 @@ class AdaPool(nn.Module):
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got dim={dim} and num_heads={num_heads}")
-        places = (query,) if isinstance(query, int) else query
-        valid = isinstance(places, Sequence) and places and all(type(i) is int and i >= 0 for i in places)
-        if not valid and query not in ("mean", "learned"):
+        places = query.tolist() if hasattr(query, "tolist") else query  # NumPy's numbers become Python's
+        places = (places,) if isinstance(places, int) else places
+        if isinstance(places, Sequence) and not isinstance(places, str):
+            places = tuple(i.tolist() if hasattr(i, "tolist") else i for i in places)
+        several = isinstance(places, tuple) and places and all(type(i) is int and i >= 0 for i in places)
+        if not several and places not in ("mean", "learned"):
             raise ValueError(f"query must be an index >= 0, several, 'mean' or 'learned', got {query!r}")
-        self.places = places if isinstance(places, str) else tuple(places)
+        output_std = init_std if output_std is None else output_std
+        for name, value in (("init_std", init_std), ("output_std", output_std)):
+            if not 0 <= value <= 1e18:  # what float32 can square; NaN fails too
+                raise ValueError(f"{name} must be from 0 to 1e18, got {value}")
+        if scale is not None and not abs(scale) <= 1e18:
+            raise ValueError(f"scale must be from -1e18 to 1e18, got {scale}")
+        self.places = places
         self.num_heads = num_heads
         self.residual = residual
         self.scale = 1 / math.sqrt(dim / num_heads) if scale is None else scale
@@ -197,8 +208,8 @@ class AdaPool(nn.Module):
         generator = generator or torch.Generator().manual_seed(0)
         for linear in (self.query, self.key, self.value):
             nn.init.normal_(linear.weight, 0.0, init_std, generator)
-        nn.init.normal_(self.output.weight, 0.0, init_std if output_std is None else output_std, generator)
-        if query == "learned":
+        nn.init.normal_(self.output.weight, 0.0, output_std, generator)
+        if self.places == "learned":
             self.learned = nn.Parameter(torch.empty(dim, device="cpu"))
             nn.init.normal_(self.learned, 0.0, init_std, generator)
 

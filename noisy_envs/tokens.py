@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from noisy_envs.arrays import Array, namespace
+import numpy as np
+
+from noisy_envs.arrays import Array, as_numpy, namespace
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class TokenSpec:
         padded: whether rows can be padding at all.
 
     Raises:
-        ValueError: there are roles, and `marker` is not the last column.
+        ValueError: there are roles, and `marker` is not the last column; or `padding` is not finite.
     """
 
     num_tokens: int
@@ -40,11 +43,34 @@ class TokenSpec:
         last = self.num_features - 1
         if self.roles and self.marker not in (-1, last):
             raise ValueError(f"marker={self.marker}: must be -1 or {last}, the last column, where there are roles")
+        if not math.isfinite(self.padding):
+            raise ValueError(f"padding={self.padding}: must be finite")
 
     @property
     def num_features(self) -> int:
         """Columns of an observation."""
         return len(self.features)
+
+    def check(self, observation: Array) -> None:
+        """Raise ValueError unless each token (..., N, D) is padding or has one of the `roles`, if there are any.
+
+        What scales tokens breaks their roles: look once, at what a library's wrapper shows first. It waits for a GPU.
+        """
+        if not self.roles:
+            return
+        shown = set(np.unique(as_numpy(observation[..., self.marker])).tolist())
+        wrong = shown - {float(role) for role in self.roles.values()} - {self.padding}
+        if wrong:
+            raise ValueError(
+                f"feature {self.features[self.marker]!r} of the tokens is {min(wrong):g}: must be the number of a role "
+                f"({', '.join(self.roles)}) or padding; scale features before they become tokens, or not at all"
+            )
+
+    def finite(self, observation: Array) -> Array:
+        """Tell whether all that tokens hold is finite: (..., N, D) -> bool (); padding may hold anything."""
+        xp = namespace(observation)
+        finite = xp.isfinite(observation)
+        return xp.all(finite | ~self.mask(observation)[..., None] if self.padded else finite)
 
     def mask(self, observation: Array) -> Array:
         """Tell tokens from padding: (..., N, D) -> bool (..., N), True for a token."""

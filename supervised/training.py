@@ -36,6 +36,7 @@ from tqdm import tqdm
 from noisy_envs import runs
 from noisy_envs.files import lock, write_atomically
 from noisy_envs.graphs import Recorded
+from noisy_envs.options import plain
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
@@ -104,6 +105,11 @@ class Args:
     """use only kernels that give the same bits each time, as torch knows them"""
     data_dir: Path = Path("data")
     """folder of data files"""
+
+    def __post_init__(self) -> None:
+        """Turn sequences and NumPy's numbers, as files and notebooks have them, into tuples and Python's."""
+        for name, value in vars(self).items():
+            setattr(self, name, plain(value))
 
 
 Parsed = TypeVar("Parsed", bound=Args)

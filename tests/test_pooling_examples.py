@@ -52,6 +52,22 @@ def test_loss_falls_and_a_seed_repeats_it(pool, model, capsys):
         assert EXAMPLE.main(words) == (before, after)
 
 
+@each_pool
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_padding_reaches_neither_outputs_nor_gradients(pool, value):
+    model = make_model(pool)
+    inputs, mask, *_ = EXAMPLE.draw_sets(torch.Generator().manual_seed(0), 8)
+
+    def learned(tokens):
+        model.zero_grad()
+        output = model(tokens, mask)
+        output.square().sum().backward()
+        return [output, model.weights(tokens, mask), *(weight.grad for weight in model.parameters())]
+
+    held = learned(inputs.masked_fill(~mask.unsqueeze(2), value))
+    assert all(torch.equal(found, expected) for found, expected in zip(held, learned(inputs), strict=True))
+
+
 @pytest.mark.parametrize("query", ["corner", "centre", "mean", "learned"])
 def test_every_query_fits_pictures(query):
     assert EXAMPLE.main(["--model", "vit", "--query", query, "--steps", "0"])[0] > 0

@@ -77,7 +77,7 @@ def check_seed(seed: Any) -> int:
 
 def listed(seed: Any) -> Any:
     """Return seeds (B,) that are an array or a tensor as a list, and all else as it is."""
-    return as_numpy(seed).tolist() if getattr(seed, "ndim", 0) else seed
+    return as_numpy(seed).tolist() if hasattr(seed, "ndim") else seed
 
 
 def check_options(options: Any) -> dict[str, Any]:

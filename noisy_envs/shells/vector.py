@@ -103,10 +103,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         **options: Any,
     ) -> None:
         """Make the environments; see the class."""
+        num_envs, max_episode_steps, render_envs = map(plain, (num_envs, max_episode_steps, render_envs))
+        compile, copy, check_actions = map(plain, (compile, copy, check_actions))
         check_count("num_envs", num_envs, minimum=1, may_be_range=False)
         check_count("render_envs", render_envs, minimum=1, may_be_range=False)
         check_choice("backend", backend, ("numpy", "torch"))
-        compile, copy = plain(compile), plain(copy)
         check_flag("compile", compile)
         check_flag("copy", copy)
         if backend == "numpy" and (device is not None or compile):

@@ -29,11 +29,11 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv
 
-from noisy_envs.options import Count
+from noisy_envs.options import Count, plain
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens, vector
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of, trusted_spec
+from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of
 
 __all__ = [
     "AddNoiseTokens",
@@ -119,7 +119,7 @@ class TokenizeObservation(TokenWrapper):
 
     def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
         """Wrap an environment; see the class."""
-        RecordConstructorArgs.__init__(self, squash=squash)
+        RecordConstructorArgs.__init__(self, squash=plain(squash))
         super().__init__(env, tokens.Tokenize(space_of(env), squash))
 
 
@@ -133,6 +133,7 @@ class AddNoiseTokens(TokenWrapper):
     Args:
         env: of observations that are tokens.
         num_noise: M, or a range (low, high): then the number is drawn for each episode, and padding fills up to high.
+            More of them leave the values of the first as they are.
         distribution: of each value: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from −`scale` to
             `scale`), or "marginal": `scale` times the values of a token, not the query, that carried signal in this
             world since the last seed, drawn from a sample of 128 steps.
@@ -151,10 +152,8 @@ class AddNoiseTokens(TokenWrapper):
         shuffle: bool = True,
     ) -> None:
         """Wrap an environment; see the class."""
-        RecordConstructorArgs.__init__(
-            self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
-        )
-        rule = tokens.AddNoise(space_of(env), trusted_spec(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        rule = tokens.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        RecordConstructorArgs.__init__(self, **rule.options)
         super().__init__(env, rule)
 
 
@@ -164,16 +163,19 @@ class ShuffleTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Shuffle(space_of(env), spec_of(env)))
 
 
 class TokensAndMask(TokenWrapper):
-    """Shows a dictionary: `tokens` (N, D) float32, and `mask` bool (N,), False for padding."""
+    """Shows a dictionary: `tokens` (N, D) float32, and `mask` bool (N,), False for padding.
+
+    The space of the mask is `MultiBinary`, so that what normalises observations of a Box leaves it alone or refuses it.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Mask(space_of(env), spec_of(env)))
 
 
 class FlattenTokens(TokenWrapper):
@@ -182,7 +184,7 @@ class FlattenTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Flatten(space_of(env), spec_of(env)))
 
 
 def noisy_tokens(
@@ -201,7 +203,8 @@ def noisy_tokens(
 
     Args:
         env: of flat observations, which `TokenizeObservation` makes tokens (1 + F, 2), or of tokens (N, D) already.
-            What scales tokens, as `NormalizeObservation` does, must come around the result: within, roles get lost.
+            What normalises features, as `NormalizeObservation` does, must come before they are tokens: around tokens it
+            would scale their roles too, and `spec_of` refuses it.
         num_noise: M, or a range (low, high), drawn for each episode: see `AddNoiseTokens`, also for what follows.
         distribution: "gaussian", "uniform" or "marginal".
         scale: in the units of the values.

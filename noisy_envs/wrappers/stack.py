@@ -29,29 +29,23 @@ def find(env: AnyEnv, name: str, default: Any) -> Any:
 def spec_of(env: AnyEnv) -> TokenSpec:
     """Return what the tokens of an environment mean, single or vector, whatever wrappers are around them.
 
+    What worker processes hold between them and the tokens' owner is not seen, nor is a wrapper that keeps the bounds
+    and changes the values: `TokenSpec.check` looks at these.
+
     Raises:
-        ValueError: its observations are no tokens.
+        ValueError: its observations are no tokens, or a wrapper gave other bounds to the feature that tells them apart.
     """
     spec = found_spec(env)
     if spec is None:
         raise ValueError(f"{env}: has no token_spec: put TokenizeObservation around it first")
-    return spec
-
-
-def trusted_spec(env: AnyEnv) -> TokenSpec:
-    """Return what the tokens of an environment mean, if nothing between changed the feature that tells what each is.
-
-    What worker processes hold between them and the tokens' owner is not seen.
-
-    Raises:
-        ValueError: its observations are no tokens, or a wrapper gave their marker other bounds.
-    """
-    spec, shown, own = spec_of(env), _world_space(env), _owned_space(env)
-    if isinstance(shown, Box) and isinstance(own, Box) and shown.shape == own.shape:
-        at = (..., spec.marker)
-        if not all(np.array_equal(a[at], b[at]) for a, b in ((shown.low, own.low), (shown.high, own.high))):
-            name = spec.features[spec.marker]
-            raise ValueError(f"{env}: feature {name!r} of the tokens must keep its bounds: put what scales it outside")
+    shown, own = _world_space(env), _owned_space(env)
+    if isinstance(shown, Box) and isinstance(own, Box) and shown.low.size % own.low.size == 0:  # also flat, or stacked
+        seen, meant = (
+            np.stack([box.low, box.high]).reshape(2, -1, spec.num_features)[..., spec.marker] for box in (shown, own)
+        )
+        if not np.array_equal(seen, np.tile(meant, shown.low.size // own.low.size)):
+            name, hint = spec.features[spec.marker], "scale features before they become tokens, or not at all"
+            raise ValueError(f"{env}: feature {name!r} of the tokens must keep its bounds: {hint}")
     return spec
 
 

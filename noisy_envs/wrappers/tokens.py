@@ -138,8 +138,8 @@ class Mask(TokenRule):
     def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
         """Prepare for tokens of `spec`."""
         super().__init__(space, spec)
-        truth: Any = np.bool_  # which Box takes, though its types do not say so
-        mask = spaces.Box(0, 1, (spec.num_tokens,), truth)
+        mask: Any = spaces.MultiBinary(spec.num_tokens)  # no Box, which what normalises observations would scale
+        mask.dtype = np.dtype(np.bool_)
         self.space = spaces.Dict({"tokens": spaces.Box(self.low, self.high, dtype=np.float32), "mask": mask})
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[dict[str, Array], Facts]:
@@ -202,20 +202,23 @@ class AddNoise(TokenRule):
             ValueError: noise that varies needs padding, for which the marker of the game's own tokens may be taken.
         """
         super().__init__(space, spec)
-        num_noise = plain(num_noise)  # a list, if the spec of an environment was written as JSON
-        check_count("num_noise", num_noise, minimum=0, maximum=STREAM // (2 * spec.num_features))
+        num_noise, scale, frozen, shuffle = map(plain, (num_noise, scale, frozen, shuffle))
+        check_count("num_noise", num_noise, minimum=0, maximum=STREAM // spec.num_features)
         check_choice("distribution", distribution, DISTRIBUTIONS)
-        scale, frozen, shuffle = map(plain, (scale, frozen, shuffle))
         check_number("scale", scale, above=0)
         check_flag("frozen", frozen)
         check_flag("shuffle", shuffle)
         self.num_noise, self.distribution, self.scale = num_noise, distribution, scale
         self.frozen, self.shuffle = frozen, shuffle
+        self.options: dict[str, Any] = {
+            "num_noise": num_noise, "distribution": distribution, "scale": scale, "frozen": frozen, "shuffle": shuffle
+        }  # fmt: skip
         self.num_worlds = num_worlds
         self.most = highest(num_noise)
         self.varies = lowest(num_noise) < self.most
         self.values = spec.num_features - bool(spec.roles)  # V
-        self.draws_each = {"gaussian": 2 * self.values, "uniform": self.values, "marginal": 2}[distribution]
+        drawn_each = self.most * (1 if distribution == "marginal" else self.values)
+        self.draws_of_values = drawn_each, 0 if distribution == "uniform" else drawn_each
         self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
         roles = spec.roles | {"noise": self.role} if spec.roles else {}
         self.inner = spec
@@ -242,12 +245,13 @@ class AddNoise(TokenRule):
             signal = self.inner.mask(tokens)
         check_signal(signal, tokens)
         chance = moment.start if self.frozen else moment
-        u_values, u_places = drawn(chance, (self.most * self.draws_each, self.spec.num_tokens - 1), tokens)
+        first, second = self.draws_of_values
+        u, u_places, *_, more = drawn(chance, (first, self.spec.num_tokens - 1, 0, 0, second), tokens)
         if self.history is None:
-            values = gaussian(u_values) if self.distribution == "gaussian" else 2 * u_values - 1
+            values = gaussian(u, more) if self.distribution == "gaussian" else 2 * u - 1
             values = xp.reshape(values, (len(tokens), self.most, self.values))
         else:
-            values = self._remembered(self.history, tokens, signal, u_values, moment)
+            values = self._remembered(self.history, tokens, signal, u, more, moment)
         noise = self._named(values * self.scale, moment)
         tokens = xp.concat([tokens, noise], axis=1)
         signal = xp.concat([signal, xp.zeros_like(noise[..., 0], dtype=xp.bool)], axis=1)
@@ -284,15 +288,17 @@ class AddNoise(TokenRule):
             noise = xp.where(absent[..., None], self._padding_row(noise), noise)
         return noise
 
-    def _remembered(self, history: History, tokens: Array, signal: Array, u: Array, moment: Moment) -> Array:
-        """Add what the worlds show to their history, and draw values (R, M, V) from it by uniforms (R, 2 M)."""
+    def _remembered(
+        self, history: History, tokens: Array, signal: Array, u_step: Array, u_token: Array, moment: Moment
+    ) -> Array:
+        """Add what the worlds show to their history, and draw values (R, M, V) from it by uniforms (R, M)."""
         xp = namespace(tokens)
         # the query is no source: its values are constant, or what the agent is to itself
         source = signal & (xp.arange(self.inner.num_tokens, device=signal.device) != self.inner.query)
         values = tokens[..., : self.inner.marker] if self.inner.roles else tokens
         *_, u_place = drawn(moment, (0, 0, 1), tokens)
         history.learn(moment.rows, moment.fresh, values, source, u_place[:, 0])
-        found = history.draw(moment.rows, u)
+        found = history.draw(moment.rows, u_step, u_token)
         if not self.frozen:
             return found
         if self.kept is None:
@@ -364,14 +370,14 @@ class History:
         self.sizes[rows[kept], place[kept]] = sizes[kept]
         self.seen[rows] += fresh
 
-    def draw(self, rows: np.ndarray, u: Array) -> Array:
-        """Draw tokens' values (R, M, V) by uniforms (R, 2 M): a token of a step of the sample, or 0."""
-        u_step, u_token = np.split(as_numpy(u).astype(np.float64), 2, axis=1)
+    def draw(self, rows: np.ndarray, u_step: Array, u_token: Array) -> Array:
+        """Draw tokens' values (R, M, V) by uniforms (R, M): a token of a step of the sample, or 0."""
+        like, u_step, u_token = u_step, *(as_numpy(u).astype(np.float64) for u in (u_step, u_token))
         step = np.floor(u_step * np.minimum(self.seen[rows], MEMORY)[:, None]).astype(np.int64)
         token = np.floor(u_token * self.sizes[rows[:, None], step]).astype(np.int64)
         index = (rows[:, None] + 0 * step, step, token)
-        found = self.values[tuple(moved(i, u) for i in index)]
-        found[moved(self.seen[rows] == 0, u)] = 0  # what lies there is of the seed before
+        found = self.values[tuple(moved(i, like) for i in index)]
+        found[moved(self.seen[rows] == 0, like)] = 0  # what lies there is of the seed before
         return found
 
 
@@ -419,17 +425,17 @@ def anywhere(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray,
 def drawn(moment: Moment, counts: tuple[int, ...], like: Array) -> tuple[Array, ...]:
     """Draw uniforms (R, count), float32 for each of `counts`, in the library and on the device of `like`.
 
-    The streams of `AddNoise` are its values, the places, the memory of the marginal, and the number of tokens.
+    The streams of `AddNoise` are its values, the places, the memory of the marginal, the number of tokens, and the
+    values again, where one of them takes two numbers: in streams of their own more tokens do not move the first.
     """
     return uniforms(moved(moment.key, like), moved(moment.step, like), counts)
 
 
-def gaussian(u: Array) -> Array:
-    """Turn uniforms (R, 2 n) into normal numbers (R, n), by the method of Box and Muller."""
+def gaussian(u: Array, angle: Array) -> Array:
+    """Turn two uniforms, (R, n) each, into normal numbers (R, n), by the method of Box and Muller."""
     xp = namespace(u)
-    half = u.shape[1] // 2
-    radius = xp.sqrt(-2 * xp.log(1 - u[:, :half]))  # 1 − u is from 2**−24 to 1
-    return radius * xp.cos(2 * math.pi * u[:, half:])
+    radius = xp.sqrt(-2 * xp.log(1 - u))  # 1 − u is from 2**−24 to 1
+    return radius * xp.cos(2 * math.pi * angle)
 
 
 def places(u: Array, query: int) -> Array:

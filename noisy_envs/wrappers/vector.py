@@ -7,6 +7,8 @@ out as they come: in Gymnasium's manner, or densely on torch.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +18,29 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.options import Count
+from noisy_envs.options import Count, check_count, plain
 from noisy_envs.shells.common import check_options, check_reset_mask, listed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, trusted_spec, world_space_of
+from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
 
-__all__ = ["AddNoiseTokens", "FlattenTokens", "ShuffleTokens", "TokenizeObservation", "TokensAndMask"]
+__all__ = [
+    "AddNoiseTokens",
+    "FlattenTokens",
+    "RecordEpisodeStatistics",
+    "ShuffleTokens",
+    "TokenizeObservation",
+    "TokensAndMask",
+]
+
+
+def autoreset_mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """Return when worlds are reset, or raise where the environments do not tell."""
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ValueError(f"{env}: metadata['autoreset_mode']={mode!r}: must be an AutoresetMode")
+    return mode
 
 
 class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
@@ -36,9 +53,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
     def __init__(self, env: VectorEnv[Any, Any, Any], rule: tokens.Rule) -> None:
         """Wrap vector environments."""
         super().__init__(env)
-        self._mode = env.metadata.get("autoreset_mode")
-        if not isinstance(self._mode, AutoresetMode):
-            raise ValueError(f"{env}: metadata['autoreset_mode']={self._mode!r}: must be an AutoresetMode")
+        self._mode = autoreset_mode_of(env)
         self.single_observation_space = rule.space
         self.observation_space = batch_space(rule.space, env.num_envs)
         self._rule = rule
@@ -141,7 +156,7 @@ class TokenizeObservation(VectorTokenWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
         """Wrap vector environments of NumPy arrays."""
-        RecordConstructorArgs.__init__(self, squash=squash)
+        RecordConstructorArgs.__init__(self, squash=plain(squash))
         super().__init__(env, tokens.Tokenize(world_space_of(env), squash))
 
 
@@ -158,11 +173,9 @@ class AddNoiseTokens(VectorTokenWrapper):
         shuffle: bool = True,
     ) -> None:
         """Wrap vector environments of tokens."""
-        RecordConstructorArgs.__init__(
-            self, num_noise=num_noise, distribution=distribution, scale=scale, frozen=frozen, shuffle=shuffle
-        )
-        space, spec = world_space_of(env), trusted_spec(env)
+        space, spec = world_space_of(env), spec_of(env)
         rule = tokens.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
+        RecordConstructorArgs.__init__(self, **rule.options)
         super().__init__(env, rule)
 
 
@@ -172,7 +185,7 @@ class ShuffleTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(world_space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Shuffle(world_space_of(env), spec_of(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
@@ -181,7 +194,7 @@ class TokensAndMask(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(world_space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Mask(world_space_of(env), spec_of(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
@@ -190,4 +203,89 @@ class FlattenTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(world_space_of(env), trusted_spec(env)))
+        super().__init__(env, tokens.Flatten(world_space_of(env), spec_of(env)))
+
+
+class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
+    """Tells in `info` what each episode gave that ended, as Gymnasium's wrapper of this name, also on tensors.
+
+    `info["episode"]` has `r`, the sum of rewards (B,), or of several learners (B, n), and `l`, steps, and `t`, seconds,
+    (B,) each; 0 where no episode ended, as the mask `info["_episode"]` (B,) says. They are in the library and on the
+    device of the rewards, for which each step waits.
+
+    Args:
+        env: vector environments of NumPy arrays or tensors, in any auto-reset mode.
+        buffer_length: how many of the last episodes the queues hold.
+        stats_key: a word for `info`, if not "episode".
+
+    Attributes:
+        episode_count: episodes that ended so far.
+        return_queue: what the last ones returned, numbers or arrays (n,).
+        length_queue: their steps.
+        time_queue: their seconds.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], buffer_length: int = 100, stats_key: str = "episode") -> None:
+        """Wrap vector environments."""
+        buffer_length = plain(buffer_length)
+        check_count("buffer_length", buffer_length, minimum=0, may_be_range=False)
+        RecordConstructorArgs.__init__(self, buffer_length=buffer_length, stats_key=stats_key)
+        world_space_of(env)
+        super().__init__(env)
+        self._key, self._mode = stats_key, autoreset_mode_of(env)
+        self.episode_count = 0
+        self.return_queue, self.length_queue, self.time_queue = (deque[Any](maxlen=buffer_length) for _ in range(3))
+        self._returns = np.zeros(env.num_envs)  # (B,), or once rewards are seen (B, n)
+        self._lengths, self._starts = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs)
+        self._ended = np.zeros(env.num_envs, np.bool_)  # whether the next step resets a world
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start the next episodes, of all worlds or of `options["reset_mask"]`."""
+        options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
+        mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
+        result = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._begin(np.ones(self.num_envs, np.bool_) if mask is None else mask)
+        return result
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Play actions: what the environments give, with the statistics in info."""
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        reward, ended = as_numpy(rewards), as_numpy(terminated) | as_numpy(truncated)
+        if self._returns.shape != reward.shape:
+            self._returns = np.zeros(reward.shape)
+        idle = self._ended.copy()
+        self._begin(idle)  # this step reset them, and plays nothing there
+        self._returns[~idle] += reward[~idle]
+        self._lengths += ~idle
+        self._ended = ended
+        if ended.any():
+            if self._key in info:
+                raise ValueError(f"stats_key={self._key!r}: must be no key that info has already")
+            info = info | self._record(ended, rewards)
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._begin(ended)
+        return observations, rewards, terminated, truncated, info
+
+    def _begin(self, mask: np.ndarray) -> None:
+        """Count the episodes of the worlds `mask`, bool (B,), from 0."""
+        self._returns[mask], self._lengths[mask], self._starts[mask] = 0.0, 0, time.perf_counter()
+        self._ended = self._ended & ~mask
+
+    def _record(self, ended: np.ndarray, like: Array) -> dict[str, Any]:
+        """Return what `info` tells of the worlds `ended`, bool (B,), in the library of `like`, and queue it."""
+        real = np.float64 if isinstance(like, np.ndarray) else np.float32  # as our vector environments have it
+        spent = np.round(time.perf_counter() - self._starts, 6)
+        self.episode_count += int(ended.sum())
+        told = {}
+        for name, values, queue, dtype in (
+            ("r", self._returns, self.return_queue, real),
+            ("l", self._lengths, self.length_queue, np.int64),
+            ("t", spent, self.time_queue, real),
+        ):
+            queue.extend(values[ended])
+            shown = np.zeros(values.shape, dtype)
+            shown[ended] = values[ended]
+            told[name] = tokens.moved(shown, like)
+        return {self._key: told, f"_{self._key}": tokens.moved(ended.copy(), like)}
