@@ -1393,7 +1393,7 @@ def train(args: Args) -> dict[str, Any]:
         raise SystemExit(runs.STOPPED) from None
     except OSError as error:
         raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
-    except (FloatingPointError, runs.OtherColumns) as error:
+    except (FloatingPointError, runs.OtherColumns, foreign.Unfit) as error:
         raise SystemExit(f"error: {error}") from None
     finally:
         trainer.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, flatten_space
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from noisy_envs import registry
+from noisy_envs.options import check_count
 from noisy_envs.reference import References
 from noisy_envs.shells.pure import Outcome
 from noisy_envs.shells.vector import TokenVectorEnv
@@ -34,6 +38,51 @@ NOISE_OPTIONS = tuple(inspect.signature(noisy_tokens).parameters)[1:]  # of the 
 EPISODES = 100  # of random play, for the reference
 LONGEST = 10_000  # steps of an episode, where neither the id nor an option limits them: some policies never end one
 SEED = 2**31 - 1 - EPISODES  # of random play: far from those of runs; old environments take no larger ones
+EXACT = 2.0**53  # below which float64 holds each integer
+
+
+class Unfit(ValueError):
+    """An environment gives in a step what no agent can learn from."""
+
+
+class Plain(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Gives copies of observations, which the environment may overwrite, and rewards and ends as plain numbers."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Wrap an environment."""
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self._takes_arrays = isinstance(env.action_space, Box)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode: an observation, info."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._copied(observation), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play an action: an observation, reward, terminated, truncated, info.
+
+        Raises:
+            Unfit: a reward or an end is not one number.
+        """
+        if self._takes_arrays:  # of a batch of Boxes without an axis come scalars
+            action = np.asarray(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not (isinstance(reward, float) and isinstance(terminated, bool) and isinstance(truncated, bool)):
+            reward = self._one("reward", reward, float)
+            terminated, truncated = self._one("terminated", terminated, bool), self._one("truncated", truncated, bool)
+        return self._copied(observation), reward, terminated, truncated, info
+
+    def _copied(self, observation: Any) -> Any:
+        return observation.copy() if isinstance(observation, np.ndarray) else deepcopy(observation)  # which is slower
+
+    def _one(self, name: str, value: Any, kind: type) -> Any:
+        try:
+            return kind(float(np.asarray(value).item()))
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor with a gradient
+            env: Any = self.unwrapped
+            told = registry.one_line(f"{env.spec.id}: step gave {name}={value!r}: must be one {kind.__name__}")
+            raise Unfit(told) from None
 
 
 @dataclass(frozen=True)
@@ -51,8 +100,11 @@ class Game:
     def __post_init__(self) -> None:
         """Check by making one."""
         registry.canonical(self.env_id)
-        if not isinstance(self.action_space, (Box, Discrete)) or len(self.action_space.shape or ()) > 1:
-            raise ValueError(f"{self.env_id}: its actions, {self.action_space}, must be Discrete or a Box of one axis")
+        told = registry.one_line(f"{self.env_id}: its actions, {self.action_space}")
+        if not isinstance(self.action_space, (Box, Discrete)):
+            raise ValueError(f"{told}, must be Discrete or a Box; gymnasium.wrappers.TransformAction can make them so")
+        if 0 in (self.action_space.shape or ()):
+            raise ValueError(f"{told}, must hold a number at least")
 
     @cached_property
     def _one(self) -> gymnasium.Env[Any, Any]:
@@ -92,30 +144,36 @@ class Game:
 
     def make(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """Make a single environment."""
-        noise, own = self._divided()
-        if render_mode is not None:  # one that can not be drawn need not know the word
-            own["render_mode"] = render_mode
         try:
-            env = gymnasium.make(self.env_id, **own)
-            return noisy_tokens(env, **noise)
+            noise, own = self._divided()
+            if render_mode is not None:  # one that can not be drawn need not know the word
+                own["render_mode"] = render_mode
+            return noisy_tokens(Plain(gymnasium.make(self.env_id, **own)), **noise)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ValueError(f"env_id={self.env_id!r}: {error}") from None
+            raise ValueError(f"env_id={self.env_id!r}: {registry.one_line(error)}") from None
         except (LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError) as error:  # of the author
-            raise ValueError(f"env_id={self.env_id!r}: {type(error).__name__}: {error}") from error
+            told = registry.one_line(f"{type(error).__name__}: {error}")
+            raise ValueError(f"env_id={self.env_id!r}: {told}") from error
 
     def make_vec(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         """Make environments that play at once where the game is `native`, and in turn elsewhere."""
         noise, own = self._divided()
-        same_step: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        if self.native:
-            return noisy_tokens(gymnasium.make_vec(self.env_id, num_envs, **same_step, **own), **noise)
-        return noisy_tokens(gymnasium.make_vec(self.env_id, num_envs, "sync", vector_kwargs=same_step, **own), **noise)
+        kind: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        if not self.native:  # tokens are made of what is shown, which need not be copied once more
+            kind = {"vectorization_mode": "sync", "vector_kwargs": kind | {"copy": False}, "wrappers": (Plain,)}
+        return noisy_tokens(gymnasium.make_vec(self.env_id, num_envs, **kind, **own), **noise)
 
     def _divided(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of the noise, and those of the game, by which its episodes end."""
         noise = {name: value for name, value in self.options.items() if name in NOISE_OPTIONS}
         own = {name: value for name, value in self.options.items() if name not in noise}
-        if self.spec.max_episode_steps is None and not self.native:
-            own = {"max_episode_steps": LONGEST} | own
+        limit = own.pop("max_episode_steps", None)
+        limit = self.spec.max_episode_steps if limit is None else limit
+        if limit is None or limit == -1:  # which Gymnasium takes for no limit
+            limit = None if self.native else LONGEST  # a native one has its own
+        if limit is not None:
+            check_count("max_episode_steps", limit, minimum=1, may_be_range=False)
+            own["max_episode_steps"] = limit
         return {"num_noise": 0} | noise, own
 
     @cached_property
@@ -138,7 +196,7 @@ class Game:
 class ForeignVectorEnv:
     """`B` worlds of a game, with the part of `TokenVectorEnv`'s interface that the agents use.
 
-    Actions in a Box with bounds are taken from −1 to 1 and clipped; integers count from 0.
+    Of a Box the agents see one axis, whatever its shape; `Range` tells what becomes of their actions.
     """
 
     def __init__(self, game: Game, num_envs: int, device: str = "cpu") -> None:
@@ -148,7 +206,10 @@ class ForeignVectorEnv:
         self.num_envs, self.device = num_envs, device
         self._envs = game.make_vec(num_envs)
         self.token_spec = game.token_spec
-        self.single_action_space, self.action_space = self._envs.single_action_space, self._envs.action_space
+        takes = self._envs.single_action_space
+        self._to_range = Range(takes)
+        self.single_action_space = flatten_space(takes) if isinstance(takes, Box) else takes
+        self.action_space = batch_space(self.single_action_space, num_envs)
         self.worlds = torch.zeros((), dtype=torch.int64)  # steps played: all that there is to hand on
 
     def reset(self, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
@@ -181,17 +242,41 @@ class ForeignVectorEnv:
         return torch.as_tensor(array).to(self.device, copy=True)  # Gymnasium may overwrite its own
 
     def _read(self, actions: Tensor) -> np.ndarray:
-        return to_range(self.single_action_space, actions.detach().cpu().numpy())
+        return self._to_range(actions.detach().cpu().numpy())
 
 
-def to_range(space: Any, actions: np.ndarray) -> np.ndarray:
-    """Map integers from 0, or numbers from −1 to 1, (..., A), to what a space takes."""
-    if isinstance(space, Discrete):
-        return actions + space.start
-    bounded = space.is_bounded("both")
-    scaled = space.low + (actions + 1) / 2 * (space.high - space.low) if bounded else actions
-    clipped: np.ndarray = np.clip(scaled, space.low, space.high).astype(space.dtype)
-    return clipped
+class Range:
+    """Maps what an agent chooses to what a space takes: integers from 0, or numbers (..., A) of a Box of A numbers.
+
+    A number between two bounds is scaled: −1 becomes the lower, 1 the upper bound. Any other is added to 0, or to the
+    value next to 0 that is allowed. What lies beyond a bound becomes the bound. Integers between two bounds have equal
+    parts of the range from −1 to 1; other integers are rounded.
+    """
+
+    def __init__(self, space: Any) -> None:
+        """Prepare for the actions of `space`, Discrete or a Box."""
+        self._space = space
+        if isinstance(space, Discrete):
+            return
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self._whole = space.dtype.kind != "f"
+        if self._whole:  # the nearest float of a large one may be outside
+            low, high = (np.where(abs(x) < EXACT, x, np.nextafter(x, 0)) for x in (low, high))
+        two = space.bounded_below & space.bounded_above
+        with np.errstate(invalid="ignore"):  # ∞ − ∞, where there are no two bounds
+            self._middle = np.where(two, low / 2 + high / 2, np.clip(0, low, high)) + self._whole / 2
+            self._reach = np.where(two, high / 2 - low / 2 + self._whole / 2, 1)
+        self._low, self._high = low, high
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (...) of a Discrete space, or (..., *shape) of a Box."""
+        space = self._space
+        if isinstance(space, Discrete):
+            return (actions + space.start).astype(space.dtype)
+        found = self._middle + self._reach * actions.reshape((*actions.shape[:-1], *space.shape))
+        if self._whole:
+            found = np.floor(found)
+        return np.asarray(found.clip(self._low, self._high), space.dtype)
 
 
 class OneForeign:
@@ -204,11 +289,13 @@ class OneForeign:
         signal: bool (N,), which of them are signal.
         clock: steps played of the episode.
         total_return: the sum of its rewards.
+        to_range: maps an agent's action to the game's own space.
     """
 
     def __init__(self, game: Game) -> None:
         """Make the world."""
         self._env = game.make("rgb_array")
+        self.to_range = Range(self._env.action_space)
         self.token_spec = game.token_spec
         self.agents: list[str] = []
 
@@ -231,7 +318,7 @@ class OneForeign:
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Play the agent's action of "agent_0": what it sees, info; there are no `agents` once the episode is over."""
-        info = self.play(to_range(self.action_space, np.asarray(actions["agent_0"])))
+        info = self.play(self.to_range(np.asarray(actions["agent_0"])))
         return {"agent_0": self.tokens}, {"agent_0": info}
 
     def play(self, action: Any) -> dict[str, Any]:

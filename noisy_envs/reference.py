@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisy_envs.options import check_choice
-from noisy_envs.registry import ENVIRONMENTS
+from noisy_envs.options import build, check_choice, check_count
+from noisy_envs.registry import CORES, ENVIRONMENTS
 from noisy_envs.shells.vector import TokenVectorEnv
 
 
@@ -37,6 +37,7 @@ def reference_returns(env_id: str, options: dict[str, Any] | None = None) -> Ref
 
     Raises:
         KeyError: an id that is not of this package.
+        TypeError, ValueError: naming an option that the game does not have, or a value that it does not allow.
     """
     if env_id not in ENVIRONMENTS:
         raise KeyError(f"{env_id!r} must be one of {', '.join(ENVIRONMENTS)}")
@@ -59,9 +60,15 @@ def play_reference(
 
     Returns:
         Returns (episodes,).
+
+    Raises:
+        TypeError, ValueError: naming an option that the game does not have, or a value that is not allowed.
     """
     game, parameters = ENVIRONMENTS[env_id]
-    envs = TokenVectorEnv(game, episodes, **{**parameters, **(options or {})})
+    asked = {**parameters, **(options or {})}
+    build(CORES[game], asked)  # the vector's own options, as `num_envs`, are none of the game
+    check_count("episodes", episodes, minimum=1, may_be_range=False)
+    envs = TokenVectorEnv(game, episodes, **asked)
     check_choice("policy", policy, envs.core.policies)
     envs.reset(seed=seed)
     random = np.random.default_rng(seed)

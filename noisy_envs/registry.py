@@ -73,7 +73,7 @@ def canonical(env_id: str, setting: str = "env_id") -> str:
     try:
         gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        reason = f"{setting}={env_id!r}: {_one_line(error)}; ".replace("?; ", "? ")
+        reason = f"{setting}={env_id!r}: {one_line(error)}; ".replace("?; ", "? ")
         if module:
             raise ValueError(f"{reason}must be registered by {module}") from None
         allowed = "one that `python -m noisy_envs` lists, or another id of Gymnasium, module:Id-v0 to import first"
@@ -98,16 +98,17 @@ def _import(module: str, told: str) -> None:
     except ModuleNotFoundError as error:
         own = f"{module}.".startswith(f"{error.name}.")
         hint = "the folder that holds it must be on PYTHONPATH" if own else f"{module} imports it"
-        raise ValueError(f"{told}: {_one_line(error)}; {hint}") from None
+        raise ValueError(f"{told}: {one_line(error)}; {hint}") from None
     except Exception as error:  # whatever the user's module raises
         *_, last = traceback.extract_tb(error.__traceback__)
         place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"  # it tells its own
         raise ValueError(
-            f"{told}: importing {module} failed with {type(error).__name__}: {_one_line(error)}{place}"
+            f"{told}: importing {module} failed with {type(error).__name__}: {one_line(error)}{place}"
         ) from error
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
+    """Return a message without line breaks and without a full stop at its end."""
     return " ".join(str(error).split()).rstrip(".")
 
 

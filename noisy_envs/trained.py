@@ -16,7 +16,7 @@ from typing import Any
 from noisy_envs import runs
 from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
-from noisy_envs.foreign import OneForeign, to_range
+from noisy_envs.foreign import OneForeign
 from noisy_envs.options import check_choice
 from noisy_envs.registry import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
@@ -75,7 +75,7 @@ class Trained:
     def act_in(self, world: OneForeign) -> tuple[Any, Array]:
         """Return an action that an environment of others takes, and the weights (N,) of its tokens."""
         actions, weights = self._decide(world.tokens[None], world.token_spec)
-        return to_range(world.action_space, actions[0]), weights
+        return world.to_range(actions[0]), weights
 
     def _decide(self, tokens: Array, spec: TokenSpec) -> tuple[Array, Array]:
         """Return actions (n, ...) for what n agents see (n, N, D), and the first one's weights (N,)."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from noisy_envs import ENVIRONMENTS, render
 from noisy_envs.arrays import as_numpy
 from noisy_envs.cores.box_world import BoxWorld, State
-from noisy_envs.reference import play_reference
+from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, held_out
 from noisy_envs.render import GEM_CELL, SCENES, Board, Renderer, paint
 from noisy_envs.shells.parallel import ParallelTokenEnv
@@ -261,6 +262,29 @@ def test_options_of_references_go_before_those_of_the_id():
     options = {"num_signal": 1, "num_noise": 2, "max_steps": 5}
     ids = ("noisy_envs/SimpleCentroid-v0", "noisy_envs/SimpleCentroid-1v31v0-v0")
     assert_same(*(play_reference(env_id, "oracle", 3, options=options) for env_id in ids))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"num_envs": 4},
+        {"learners": "all"},
+        {"backend": "torch"},
+        {"autoreset_mode": "SameStep"},
+        {"max_episode_steps": -1},
+    ],
+)
+def test_references_take_the_options_of_the_game_alone(option):
+    """Those of the vector environment ended in errors of its own lines, or measured something else unsaid."""
+    told = rf"^unexpected keyword argument '{next(iter(option))}': .*allowed are num_agents, .*max_steps"
+    for measure in (reference_returns, partial(play_reference, policy="random", episodes=2)):
+        with pytest.raises(TypeError, match=told):
+            measure("noisy_envs/SimpleCentroid-v0", options=option)
+
+
+def test_references_of_no_episode_are_refused():
+    with pytest.raises(ValueError, match=r"^episodes=0: must be at least 1$"):
+        play_reference(BOX_WORLD, "random", 0)
 
 
 # --- drawing ---

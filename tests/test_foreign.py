@@ -63,6 +63,12 @@ def trained(ppo, tmp_path_factory):
     return train_tiny(ppo, folder, *WORDS)[1]
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Let `Odd` and its kin be made to be drawn."""
+    monkeypatch.setitem(Odd.metadata, "render_modes", ["rgb_array"])
+
+
 # the worlds
 
 
@@ -117,15 +123,65 @@ def test_what_was_seen_stays_as_it_was():
     ("space", "given", "taken"),
     [
         (spaces.Discrete(3, start=5), [0, 2], [5, 7]),
+        (spaces.Discrete(3, start=-2), [0, 2], [-2, 0]),
         (spaces.Box(-2, 6, (2,), np.float32), [[-1, 1], [0, 9]], [[-2, 6], [2, 6]]),
         (spaces.Box(0, np.inf, (1,), np.float64), [[-3], [8]], [[0], [8]]),
+        (spaces.Box(5, np.inf, (1,)), [[-3], [2]], [[5], [7]]),
+        (spaces.Box(-np.inf, -5, (1,)), [[-2], [3]], [[-7], [-5]]),
+        (spaces.Box(np.float32([-8, -np.inf]), np.float32([8, np.inf])), [[0.5, 0.5], [-9, -9]], [[4, 0.5], [-8, -9]]),
+        (spaces.Box(-2, 6, ()), [[-1], [0.5], [9]], [-2, 4, 6]),
+        (spaces.Box(-2, 6, (2, 1)), [[-1, 1], [0, 0.5]], [[[-2], [6]], [[2], [4]]]),
+        (spaces.Box(-3.4e38, 3.4e38, (1,)), [[-1], [0], [1]], [[-3.4e38], [0], [3.4e38]]),
+        (spaces.Box(-1, 1, (1,), np.int32), np.linspace(-1, 1, 9)[:, None], [[i // 3 - 1] for i in range(9)]),
     ],
-)
+)  # fmt: skip
 def test_actions_get_the_range_of_the_environment(space, given, taken):
-    found = foreign.to_range(space, np.array(given))
-    np.testing.assert_array_equal(found, taken)
+    found = foreign.Range(space)(np.array(given))
+    np.testing.assert_array_equal(found, np.array(taken, space.dtype))
     assert found.dtype == space.dtype or isinstance(space, spaces.Discrete)
-    assert all(space.contains(one) for one in found)
+    assert all(space.contains(np.asarray(one)) for one in found)
+
+
+INTEGERS = {
+    "few": spaces.Box(-1, 1, (1,), np.int32),
+    "one": spaces.Box(4, 4, (1,), np.int64),
+    "bytes": spaces.Box(0, 255, (1,), np.uint8),
+    "flags": spaces.Box(0, 1, (1,), np.bool_),
+}
+WIDE = {
+    "unbounded": spaces.Box(-np.inf, np.inf, (1,), np.int64),
+    "half": spaces.Box(3, np.inf, (1,), np.int32),
+    "all": spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64),
+    "naturals": spaces.Box(0, 2**64 - 1, (1,), np.uint64),
+}
+
+
+@pytest.mark.parametrize("space", INTEGERS.values(), ids=list(INTEGERS))
+def test_each_integer_is_reached_as_often_as_another(space):
+    """They were truncated, so that the highest was reached at 1 alone and 0 twice as often as the others."""
+    count = int(space.high[0]) - int(space.low[0]) + 1
+    middles = (np.arange(5 * count) + 0.5) / (5 * count) * 2 - 1
+    found = foreign.Range(space)(np.float32(middles)[:, None])[:, 0]
+    np.testing.assert_array_equal(found, np.repeat(np.arange(count) + int(space.low[0]), 5))
+    assert (
+        foreign.Range(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
+        == [*space.low, *space.low, *space.high, *space.high]
+    ).all()
+
+
+@pytest.mark.parametrize("space", WIDE.values(), ids=list(WIDE))
+def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
+    given = np.float32([[-1e30], [-1.2], [0], [0.6], [1.4], [1e30]])
+    found = foreign.Range(space)(given)
+    assert (
+        found.dtype == space.dtype
+        and all(map(space.contains, found))
+        and (np.diff(found[:, 0].astype(float)) >= 0).all()
+    )
+    if space is WIDE["unbounded"]:
+        assert found[1:5, 0].tolist() == [-1, 0, 1, 1]
+    elif space is WIDE["half"]:
+        assert found[1:5, 0].tolist() == [3, 3, 4, 4]
 
 
 def test_options_are_divided_between_the_noise_and_the_game():
@@ -138,8 +194,13 @@ def test_options_are_divided_between_the_noise_and_the_game():
 @pytest.mark.parametrize(
     ("env_id", "options", "told"),
     [
-        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, "its actions, MultiBinary"),
-        ("Odd-v0", {"takes": spaces.Box(-1, 1, (2, 2))}, "must be Discrete or a Box of one axis"),
+        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, r"its actions, MultiBinary\(3\), must be Discrete or a Box"),
+        ("Odd-v0", {"takes": spaces.MultiDiscrete(np.full(60, 2))}, r"2 2\]\), must be Disc.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Dict(a=spaces.Discrete(2))}, "its actions, Dict.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Tuple([spaces.Discrete(2)])}, "its actions, Tuple.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Text(3)}, "its actions, Text.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "its actions, Sequence.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "its actions, Box.*, must hold a number at least"),
         ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "must have one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
         ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
@@ -147,8 +208,9 @@ def test_options_are_divided_between_the_noise_and_the_game():
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=told) as error:
         foreign.Game(env_id, options)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing"])
@@ -268,6 +330,135 @@ def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_n
     assert game.make().spec.max_episode_steps == 7 and foreign.Game(CARTPOLE).make().spec.max_episode_steps == 500
 
 
+@pytest.mark.parametrize(
+    ("env_id", "options", "last"),
+    [
+        ("Endless-v0", {}, 40),
+        ("Endless-v0", {"max_episode_steps": -1}, 40),
+        ("Endless-v0", {"max_episode_steps": None}, 40),
+        ("Unlimited-v0", {}, 40),
+        ("Unlimited-v0", {"max_episode_steps": 7}, 7),
+        ("Pendulum-v1", {"max_episode_steps": -1}, 40),
+        ("Pendulum-v1", {"max_episode_steps": None}, 200),
+        ("Odd-v0", {"max_episode_steps": -1}, 3),
+    ],
+)
+def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id, options, last):
+    """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
+    gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
+    game = foreign.Game(env_id, options)
+    envs, world = foreign.ForeignVectorEnv(game, 2), foreign.OneForeign(game)
+    envs.reset(seed=0)
+    world.reset(0)
+    actions = torch.zeros(envs.action_space.shape, dtype=torch.int64)
+    for clock in range(1, last + 1):
+        _, _, terminated, truncated, _ = envs.step(actions)
+        world.step({"agent_0": actions[0].numpy()})
+        assert (terminated | truncated).tolist() == [clock == last] * 2 and world.ended == (clock == last)
+    if game.spec.reward_threshold is not None:
+        assert game.references.random == 0
+
+
+@pytest.mark.parametrize("limit", [0, -2, 1.5, "long", True])
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
+def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
+    with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
+        foreign.Game(env_id, {"max_episode_steps": limit})
+
+
+class Loose(gymnasium.Env):
+    """Counts to five and is cut; overwrites what it has shown, all worlds in one buffer, and pays in arrays."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  as Gymnasium has it
+    buffers = {"array": np.zeros(1, np.float32), "dict": {"x": np.zeros(1, np.float32)}}  # noqa: RUF012  on purpose
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode=None, shows="array", pays=float, ends=lambda x: x):
+        self.shown, self.pays, self.ends, self.render_mode = self.buffers[shows], pays, ends, render_mode
+        box = spaces.Box(0, 99, (1,), np.float32)
+        self.observation_space = box if shows == "array" else spaces.Dict(x=box)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.start = self.clock = 0 if seed is None else seed
+        return self.seen(), {}
+
+    def step(self, action):
+        self.clock += 1
+        return self.seen(), self.pays(self.clock), self.ends(False), self.ends(self.clock - self.start == 5), {}
+
+    def seen(self):
+        (self.shown if isinstance(self.shown, np.ndarray) else self.shown["x"])[:] = self.clock
+        return self.shown
+
+
+@pytest.fixture
+def loose(rough):
+    gymnasium.register("Loose-v0", Loose, disable_env_checker=True)  # which warns, with reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shows": "array"},
+        {"shows": "dict"},
+        {"pays": lambda clock: np.array([clock])},
+        {"pays": lambda clock: np.float32([[clock]])},
+        {"pays": lambda clock: [clock]},
+        {"pays": torch.tensor},
+        {"ends": lambda x: np.array([x])},
+        {"ends": int},
+    ],
+    ids=["array", "dict", "(1,)", "(1, 1)", "list", "tensor", "ends", "whole"],
+)
+def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, options):
+    """Truncated worlds bootstrapped from the first state of the next episode, and rewards of one axis failed."""
+    game = foreign.Game("Loose-v0", options)
+    envs = foreign.ForeignVectorEnv(game, 2)
+    tokens, _ = envs.reset(seed=10)
+    assert tokens[:, 1, 0].tolist() == [10, 11]
+    worlds = envs.worlds
+    for clock in range(1, 6):
+        worlds, outcome = envs.pure_step(worlds, torch.zeros(2, dtype=torch.int64))
+        assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
+        assert outcome.truncated.tolist() == [clock == 5] * 2 and not outcome.terminated.any()
+    assert outcome.tokens[:, 1, 0].tolist() == [0, 0]
+    world = foreign.OneForeign(game)
+    world.reset(10)
+    world.play(0)
+    assert world.total_return == 11 and world.tokens[1, 0] == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"pays": lambda clock: np.zeros(2)},
+            r"Loose-v0: step gave reward=array\(\[0., 0.\]\): must be one float",
+        ),
+        ({"pays": lambda clock: np.zeros((40, 3))}, "Loose-v0: step gave reward=array"),
+        ({"pays": lambda clock: None}, "reward=None: must be one float"),
+        ({"pays": lambda clock: "much"}, "reward='much': must be one float"),
+        ({"ends": lambda x: None}, "terminated=None: must be one bool"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_told(loose, options, told):
+    game = foreign.Game("Loose-v0", options)
+    envs, world = foreign.ForeignVectorEnv(game, 2), foreign.OneForeign(game)
+    envs.reset(seed=10)
+    world.reset(10)
+    for play in (lambda: envs.step(torch.zeros(2, dtype=torch.int64)), lambda: world.play(0)):
+        with pytest.raises(foreign.Unfit, match=told) as error:
+            play()
+        assert "\n" not in str(error.value)
+
+
+def test_training_says_in_one_line_what_is_no_reward(ppo, loose, tmp_path, monkeypatch):
+    monkeypatch.setattr(Loose.__init__, "__defaults__", (None, "array", lambda clock: np.zeros(2), bool))
+    with pytest.raises(SystemExit, match=r"^error: Loose-v0: step gave reward=array.*must be one float$"):
+        train_tiny(ppo, tmp_path, "--env-id", "Loose-v0")
+
+
 ROLES = {"query": 0, "speed": 1, "angle[0]": 2, "noise": 3}
 SPEC = TokenSpec(5, ("value", "role"), ROLES)
 
@@ -336,6 +527,43 @@ def test_each_head_plays_with_each_kind_of_action(head, tmp_path):
     for words in (WORDS, ["--env-id", "Pendulum-v1"]):
         summary, _ = train_tiny(agent, tmp_path / words[1], *words)
         assert np.isfinite(summary["return"])
+
+
+TAKEN = {
+    "no axis": spaces.Box(-1, 1, ()),
+    "one": spaces.Box(-1, 1, (1,)),
+    "two axes": spaces.Box(-1, 1, (2, 3)),
+    "integers": spaces.Box(-1, 1, (2,), np.int32),
+    "one integer": spaces.Box(0, 3, (), np.uint8),
+    "flags": spaces.Box(0, 1, (2,), np.bool_),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,)),
+    "half-bounded": spaces.Box(2, np.inf, (1,), np.float64),
+    "discrete": spaces.Discrete(3, start=-2),
+    "only one": spaces.Discrete(1),
+}
+
+
+@pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
+def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space):
+    """The environment asserts that its space contains what it gets; a Box without an axis was an IndexError."""
+    game = foreign.Game("Odd-v0", {"takes": space, "num_noise": 1})
+    envs = foreign.ForeignVectorEnv(game, 4)
+    tokens, _ = envs.reset(seed=0)
+    agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
+    parameters, _ = agent(tokens)
+    actions = agent.sample(parameters, agent.noise((4,), "cpu", torch.Generator().manual_seed(0)))
+    assert tuple(actions.shape) == envs.action_space.shape
+    _, outcome = envs.pure_step(envs.worlds, actions)
+    assert outcome.reward.shape == (4,)
+    world = foreign.OneForeign(game)
+    world.reset(0)
+    world.step({"agent_0": agent.best(parameters)[0].detach().numpy()})
+
+
+def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
+    monkeypatch.setattr(Odd.__init__, "__defaults__", (None, None, TAKEN["no axis"]))
+    summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Odd-v0")
+    assert math.isfinite(summary["return"])
 
 
 def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):

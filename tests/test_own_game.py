@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from noisy_envs import registry
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores.single_agent import SingleAgentGame
 from noisy_envs.shells.common import ask
@@ -332,6 +333,126 @@ def test_a_game_that_does_not_show_what_it_says_is_refused(game, backend):
         for _ in range(2):
             with pytest.raises(ValueError, match=re.escape(MISTAKES[game].format(number, number))):
                 env.reset(seed=0)
+
+
+def of_drift(**members):
+    """Make a class of rules that are those of `Drift` but for some members."""
+    return dataclass(frozen=True)(type("Other", (Drift,), {"__module__": __name__, **members}))
+
+
+def in_place(self, state, action, chance):
+    place = state.place
+    place += chance.wind
+    return state
+
+
+def overwritten(self, state, agents=slice(0, 1)):
+    buffer = BUFFERS.setdefault((type(state.place), len(state.place)), namespace(state.place).zeros_like(state.place))
+    buffer[:] = state.place
+    return buffer[:, None, None]
+
+
+BUFFERS = {}
+ENDS = {"terminates": True, "terminated": lambda self, state: state.place[:, 0] > 9}
+# what a member, the first, gives instead, and what is told of it: {} is the number of worlds
+FAULTS = {
+    "reward of worlds": ({"reward": lambda self, s, a: s.place[:, 0]}, "float32 ({},): must be numbers ({}, 1)"),
+    "reward of truth": ({"reward": lambda self, s, a: s.place > 0}, "bool ({}, 1): must be numbers ({}, 1)"),
+    "reward of Python": ({"reward": lambda self, s, a: 1.0}, "float: must be numbers ({}, 1) in a "),
+    "no reward": ({"reward": lambda self, s, a: None}, "NoneType: must be numbers ({}, 1) in a "),
+    "ends of agents": (
+        {"terminated": lambda self, s: s.place > 9, "terminates": True},
+        "bool ({}, 1): must be bool ({},), of worlds",
+    ),
+    "ends as numbers": (
+        {"terminated": lambda self, s: 0 * s.place[:, 0], "terminates": True},
+        "float32 ({},): must be bool",
+    ),
+    "ends of Python": ({"terminated": lambda self, s: np.False_, "terminates": True}, "bool (): must be bool ({},)"),
+    "success of agents": (
+        {"success": lambda self, s: s.place > 9, **ENDS},
+        "bool ({}, 1): must be bool ({},), of worlds",
+    ),
+    "signal of worlds": ({"signal_mask": lambda self, t: t[..., 0, 0] > 0}, "bool ({}, 1): must be bool ({}, 1, 1)"),
+    "signal as numbers": ({"signal_mask": lambda self, t: t[..., 0]}, "float32 ({}, 1, 1): must be bool ({}, 1, 1)"),
+    "mask of features": ({"token_mask": lambda self, t: t > 0}, "bool ({}, 1, 1, 1): must be bool ({}, 1, 1)"),
+    "start is a tuple": ({"initial": lambda self, u: (u[0],)}, "tuple: must be a NamedTuple of arrays (B, ...)"),
+    "start is a list": ({"initial": lambda self, u: [u[0]], **ENDS}, "list: must be a NamedTuple of arrays (B, ...)"),
+    "start lacks worlds": (
+        {"initial": lambda self, u: State(u[0][0, 0])},
+        "place=float32 (): must be an array ({}, ...)",
+    ),
+    "start of Python": ({"initial": lambda self, u: State(0.5)}, "place=float: must be an array ({}, ...), of worlds"),
+    "step is a tuple": ({"transition": lambda self, s, a, c: (s.place,)}, "tuple: must be State"),
+    "step is nothing": ({"transition": lambda self, s, a, c: None}, "NoneType: must be State"),
+    "step drops an axis": (
+        {"transition": lambda self, s, a, c: State(s.place[:, 0])},
+        "place=float32 ({},): must be float32 ({}, 1), as before",
+    ),
+    "step is wider": (
+        {"transition": lambda self, s, a, c: State(namespace(a).astype(s.place, namespace(a).float64))},
+        "place=float64 ({}, 1): must be float32 ({}, 1), as before",
+    ),
+    "nothing to see": ({"observe": lambda self, s, a: None}, "NoneType: must be float32 ({}, 1, 1, 1) in a "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_game_gives_in_another_shape_is_told_at_its_first_reset(fault, backend):
+    """It was a traceback of NumPy's, of the shells' inner lines, or no word at all."""
+    members, told = FAULTS[fault]
+    game, member = of_drift(**members), next(iter(members))
+    told = f"drift: `{member}` gave {told}"
+    for shell, number in {TokenEnv: 1, ParallelTokenEnv: 1, TokenVectorEnv: 3}.items():
+        env = shell(game, number, backend=backend) if shell is TokenVectorEnv else shell(game)
+        with pytest.raises(ValueError, match=re.escape(told.replace("{}", str(number)))) as error:
+            env.reset(seed=0)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("member", "instead", "told"),
+    [
+        ("transition", in_place, "drift: `transition` changed the state that it was given: must return new arrays"),
+        ("observe", overwritten, "drift: `observe` gave the array of its last call: must return a new one"),
+    ],
+)
+def test_rules_that_overwrite_what_they_gave_are_refused(member, instead, told, backend):
+    """What was seen before changed: all observations that were kept became the last one."""
+    game = of_drift(**{member: instead})
+    for shell, number in {TokenEnv: 1, ParallelTokenEnv: 1, TokenVectorEnv: 3}.items():
+        env = shell(game, number, backend=backend) if shell is TokenVectorEnv else shell(game)
+        with pytest.raises(ValueError, match=told):
+            env.reset(seed=0)
+
+
+def test_rules_may_show_what_never_changes(backend):
+    """A view of a field that a step hands on is no fault."""
+    game = of_drift(transition=lambda self, state, action, chance: state)
+    assert TokenEnv(game).reset(seed=0)[0].shape == (1, 1)
+    assert TokenVectorEnv(game, 2, backend=backend).reset(seed=0)[0].shape == (2, 1, 1)
+
+
+def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_path):
+    pytest.importorskip("tyro")
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    game = of_drift(reward=lambda self, state, agents: -state.place[:, 0])
+    gymnasium.register("Drift-v0", registry.SINGLE, vector_entry_point=registry.VECTOR, kwargs={"game": game})
+    told = re.escape("error: drift: `reward` gave float32 (4,): must be numbers (4, 1)")
+    with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
+        train_tiny(load_agent("adapool"), tmp_path, "--env-id", "Drift-v0")
+
+
+@pytest.mark.parametrize("limit", [-1, None, 2])
+def test_an_own_game_keeps_its_own_limit_where_gymnasium_has_none(fruit, limit):
+    pytest.importorskip("torch")
+    from noisy_envs import foreign
+
+    game = foreign.Game("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
+    last = limit if limit == 2 else 3
+    for env, action in ((game.make(), 1), (game.make_vec(1), np.array([1]))):
+        env.reset(seed=0)
+        assert [bool(env.step(action)[3]) for _ in range(last)] == [i == last - 1 for i in range(last)]
 
 
 class Undecided(SingleAgentGame):

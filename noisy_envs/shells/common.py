@@ -13,7 +13,8 @@ from gymnasium import spaces
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.cores import Core
 from noisy_envs.options import check_choice, check_count, is_int
-from noisy_envs.randomness import MAX_SEED
+from noisy_envs.randomness import MAX_SEED, uniforms
+from noisy_envs.registry import CORES
 
 LAST_EPISODE = 2**62 - 1  # that a reset may ask for
 Casting = tuple[tuple[int, int, Any], ...]
@@ -126,22 +127,104 @@ def check_drawn(core: Core, state: Any, seeds: Array, numbers: Array) -> None:
         )
 
 
-def check_seen(core: Core, seen: Array, lead: tuple[int, int]) -> None:
-    """Raise ValueError unless what a game shows has the shape and type that it says; `lead` are worlds and agents."""
+def check_rules(core: Core, state: Any, learners: slice, key: Array) -> None:
+    """Raise ValueError, naming what does not fit, unless a game gives what the shells take.
+
+    The rules of a user are tried for one step, which is then dropped; ours are tested, and only what they show is
+    looked at. On a GPU it waits for the device.
+
+    Args:
+        core: the game.
+        state: of B worlds that begin.
+        learners: the n agents that are driven.
+        key: (B, 2) keys of the episodes.
+    """
+    lead = len(key), learners.stop - learners.start
+    own = type(core) not in CORES.values()
+    if own:
+        _check_start_state(core, state, key)
+    seen = core.observe(state, learners)
+    _check_seen(core, seen, lead, key)
+    if not own:
+        return
+    before = [as_numpy(field).tobytes() for field in state]
+    after = _last_action_played(core, state, key)
+    _check_next_state(core, after, state)
+    if before != [as_numpy(field).tobytes() for field in state]:
+        raise ValueError(f"{core.name}: `transition` changed the state that it was given: must return new arrays")
+    later = core.observe(after, learners)
+    _check_seen(core, later, lead, key)
+    if _share_memory(seen, later) and not any(_share_memory(field, later) for field in after):
+        raise ValueError(f"{core.name}: `observe` gave the array of its last call: must return a new one")
+    _check_given(core, "`reward` gave ", core.reward(after, learners), key, "numbers", lead, ", of worlds and agents")
+    if core.terminates:
+        for member in ("terminated", "success"):
+            _check_given(core, f"`{member}` gave ", getattr(core, member)(after), key, "bool", lead[:1], ", of worlds")
+    if hasattr(core, "token_spec"):  # pictures have none
+        for member in ("signal_mask", "token_mask"):
+            given, wanted = getattr(core, member)(later), tuple(later.shape[:-1])
+            _check_given(core, f"`{member}` gave ", given, key, "bool", wanted, ", of the tokens that it got")
+
+
+def _last_action_played(core: Core, state: Any, key: Array) -> Any:
+    """Return the state after a first step in which all agents take the last action, or the highest numbers."""
+    xp, agents = namespace(key), (len(key), len(core.agents))
+    if core.continuous_actions:
+        action = xp.ones((*agents, core.num_actions), dtype=xp.float32, device=key.device)
+    else:
+        action = xp.full(agents, core.num_actions - 1, dtype=xp.int64, device=key.device)
+    return core.transition(state, action, core.chance(uniforms(key, xp.ones_like(key[:, 0]), core.step_draws)))
+
+
+def _share_memory(one: Array, other: Array) -> bool:
+    """Tell whether arrays may lie in the same memory; on a GPU that is not seen."""
+    return np.may_share_memory(as_numpy(one), as_numpy(other))
+
+
+def _check_start_state(core: Core, state: Any, like: Array) -> None:
+    if not hasattr(state, "_fields"):
+        raise ValueError(f"{core.name}: `initial` gave {_described(state)}: must be a NamedTuple of arrays (B, ...)")
+    for name, field in zip(state._fields, state, strict=True):
+        if type(field) is not type(like) or tuple(field.shape[:1]) != (len(like),):
+            wanted = f"must be an array ({len(like)}, ...), of worlds"
+            raise ValueError(f"{core.name}: `initial` gave {name}={_described(field)}: {wanted}")
+
+
+def _check_next_state(core: Core, state: Any, before: Any) -> None:
+    if type(state) is not type(before):
+        raise ValueError(f"{core.name}: `transition` gave {_described(state)}: must be {type(before).__name__}")
+    for name, field, old in zip(before._fields, state, before, strict=True):
+        _check_given(core, f"`transition` gave {name}=", field, old, _dtype(old), tuple(old.shape), ", as before")
+
+
+def _check_seen(core: Core, seen: Any, lead: tuple[int, int], like: Array) -> None:
     low, _ = core.observation_bounds
-    shape, wanted = tuple(seen.shape), (*lead, *low.shape)
-    dtype = str(seen.dtype).removeprefix("torch.")
-    if shape != wanted or dtype != str(low.dtype):
-        raise ValueError(
-            f"{core.name}: `observe` gave {dtype} {shape}: must be {low.dtype} {wanted}, of worlds, agents and "
-            "`observation_bounds`"
-        )
+    of = ", of worlds, agents and `observation_bounds`"
+    _check_given(core, "`observe` gave ", seen, like, _dtype(low), (*lead, *low.shape), of)
     spec = getattr(core, "token_spec", None)  # pictures have none
     if spec is not None and (spec.num_tokens, spec.num_features) != low.shape:
         raise ValueError(
             f"{core.name}: `token_spec` has {spec.num_tokens} tokens of {spec.num_features} features: must be those of "
             f"`observe`, {low.shape}"
         )
+
+
+def _check_given(core: Core, told: str, given: Any, like: Array, kind: str, shape: tuple[int, ...], axes: str) -> None:
+    """Raise ValueError unless an array has a shape, a dtype, or "numbers" of any, and the library of `like`."""
+    if type(given) is type(like) and tuple(given.shape) == shape:
+        numbers = kind == "numbers" and namespace(like).isdtype(given.dtype, ("integral", "real floating"))
+        if numbers or _dtype(given) == kind:
+            return
+    library = "" if type(given) is type(like) else f" in a {type(like).__name__}"
+    raise ValueError(f"{core.name}: {told}{_described(given)}: must be {kind} {shape}{library}{axes}")
+
+
+def _described(given: Any) -> str:
+    return f"{_dtype(given)} {tuple(given.shape)}" if hasattr(given, "dtype") else type(given).__name__
+
+
+def _dtype(array: Array) -> str:
+    return str(array.dtype).removeprefix("torch.")
 
 
 def check_episode(number: Any) -> int | None:

@@ -15,8 +15,8 @@ from noisy_envs.shells.common import (
     check_episode,
     check_options,
     check_render_mode,
+    check_rules,
     check_seed,
-    check_seen,
     check_start,
     fresh_seed,
 )
@@ -80,13 +80,13 @@ class Episode:
             seed, following = fresh_seed() if seed is None else check_seed(seed), 0
         number = following if number is None else number
         key = np.array([episode_words(seed, number)])
-        if state is None:
+        drawn = state is None
+        if drawn:
             state = self.core.initial(uniforms(key, np.zeros(1, np.int64), self.core.start_draws))
-            check_drawn(self.core, state, np.array([seed]), np.array([number]))
         if self.state is None:
-            check_seen(
-                self.core, self.core.observe(state, self.learners), (1, self.learners.stop - self.learners.start)
-            )
+            check_rules(self.core, state, self.learners, key)
+        if drawn:
+            check_drawn(self.core, state, np.array([seed]), np.array([number]))
         self.seed, self.number, self.state, self._key = seed, number, state, key
         self.clock, self.total_return = 0, 0.0
         self._judge()

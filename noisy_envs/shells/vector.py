@@ -26,7 +26,7 @@ from noisy_envs.shells.common import (
     check_options,
     check_render_mode,
     check_reset_mask,
-    check_seen,
+    check_rules,
     check_start,
     driven,
     listed,
@@ -390,12 +390,12 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self._on_device = on_gpu(key) and self._prepared(key)
         if admitted is None:
             state = self.core.initial(uniforms(key, clock, self.core.start_draws))
-            check_drawn(self.core, state, seeds, numbers)
         else:
             state = type(admitted)._make(self._array(x[rows]) for x in admitted)
         if self._worlds is None:
-            agents = self.learners.stop - self.learners.start
-            check_seen(self.core, self.core.observe(state, self.learners), (self.num_envs, agents))
+            check_rules(self.core, state, self.learners, key)
+        if admitted is None:
+            check_drawn(self.core, state, seeds, numbers)
         worlds = Worlds(state, clock, self._array(seeds), self._array(numbers), key)
         self._in_step = len(rows) == self.num_envs
         self._worlds = worlds if self._in_step else put_worlds(self._worlds, self._array(rows), worlds)
