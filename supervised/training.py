@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 import tyro
+from chance import Chance
 from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -127,8 +128,11 @@ class Task(Protocol):
     def network(self, pool: str, seed: int) -> Network:
         """Make the network with one of the heads."""
 
-    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of samples (B,); the generator, in training alone, may change them."""
+    def batch(self, index: Tensor, chance: Chance | None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of samples (B,); chance, in training alone, may change them.
+
+        Those of a sample follow from it, and from the chance if there is one: its batch and the device change nothing.
+        """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss."""
@@ -300,25 +304,24 @@ class Trainer:
     def epoch(self, index: Tensor) -> float:
         """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
         args, number = self.args, len(self.run.rows)
-        order_seed, batch_seed, dropout_seed = (
-            runs.environment_seed(self.seed, f"{purpose} of epoch {number}")
-            for purpose in ("order", "batch", "dropout")
+        order_seed, dropout_seed = (
+            runs.environment_seed(self.seed, f"{purpose} of epoch {number}") for purpose in ("order", "dropout")
         )  # apart: streams of one seed would hold the same numbers
         order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(order_seed))].to(args.device)
-        generator = torch.Generator(args.device).manual_seed(batch_seed)
+        chance = Chance(runs.environment_seed(self.seed, "batch"), number)
         batches = order.split(args.batch_size)
         self.run.network.train()
         total = torch.zeros((), device=args.device)
         with random_state(args.device):  # dropout draws from the global state: seeded here, restored after
             torch.manual_seed(dropout_seed)
             for step, some in enumerate(batches, start=number * len(batches)):
-                total += len(some) * self.step(some, generator, rate(args, step, args.epochs * len(batches)))
+                total += len(some) * self.step(some, chance, rate(args, step, args.epochs * len(batches)))
         return total.item() / len(index)
 
-    def step(self, index: Tensor, generator: torch.Generator, learning_rate: float) -> Tensor:
+    def step(self, index: Tensor, chance: Chance, learning_rate: float) -> Tensor:
         """Take a step along the gradient of a batch; returns the mean loss before it."""
         gradient = self.recorded if len(index) == self.args.batch_size else self.gradient  # records have one size
-        loss, gradients = gradient(*self.task.batch(index, generator))
+        loss, gradients = gradient(*self.task.batch(index, chance))
         for parameter, own in zip(self.parameters, gradients, strict=True):
             parameter.grad = own
         if self.args.max_grad_norm < math.inf:
@@ -356,7 +359,7 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
     folder, settings = cell.folder(args.out), settings_of(args, cell)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
-    # a device draws sets, and dropout, of its own: the rest of a run comes from that of its beginning
+    # a device draws dropout of its own: the rest of a run comes from that of its beginning
     learned_from = settings | {"device": torch.device(args.device).type}
     with lock(folder):
         seed = runs.environment_seed(cell.seed, f"fold {cell.fold}")

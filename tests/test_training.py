@@ -64,12 +64,12 @@ class Fake:
         torch.nn.init.constant_(self.net.weight, 0.5)
         return self.net
 
-    def batch(self, index, generator):
+    def batch(self, index, chance):
         if self.stop_at is not None and len(self.log) == self.stop_at:
             raise KeyboardInterrupt
-        assert self.net.training == (generator is not None) == torch.is_grad_enabled()
-        self.log.append((generator is not None, index.tolist()))
-        if generator is None:
+        assert self.net.training == (chance is not None) == torch.is_grad_enabled()
+        self.log.append((chance is not None, index.tolist()))
+        if chance is None:
             self.weights.append(self.net.weight.item())
         return self.inputs[index], 3 * self.inputs[index]
 
@@ -234,10 +234,10 @@ def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool)
     task = aggregation.make_task(args[1], "max")
     batch, count = task.batch, iter(range(100))
 
-    def stop(index, generator):
+    def stop(index, chance):
         if next(count) == 8:  # in the second epoch, of 5 + 1 batches
             raise KeyboardInterrupt
-        return batch(index, generator)
+        return batch(index, chance)
 
     monkeypatch.setattr(task, "batch", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -330,7 +330,7 @@ OTHER = {
 
 
 def test_a_run_goes_on_where_it_began(tmp_path):
-    """Another kind of device draws other sets of the same kind, and another dropout."""
+    """Another kind of device draws another dropout."""
     stop(tmp_path, 7)
     (path,) = tmp_path.rglob("checkpoint.pt")
     content = training.runs.load_checkpoint(path)
@@ -641,10 +641,10 @@ import aggregation, training
 from set_task import SetTask
 
 class Slow(SetTask):
-    def batch(self, index, generator):
-        if generator is not None and not Path(__file__).with_name("hurry").exists():
+    def batch(self, index, chance):
+        if chance is not None and not Path(__file__).with_name("hurry").exists():
             time.sleep(0.15)
-        return super().batch(index, generator)
+        return super().batch(index, chance)
 
 def make_task(args, column):
     return Slow(args, aggregation.TARGETS[column])
