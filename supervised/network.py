@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from noisy_envs.attention import HAS_KERNELS, OPTIONS, narrow_attention
 from noisy_envs.narrow_layers import LayerNorm, Linear
+from noisy_envs.options import check_number
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
@@ -55,8 +56,7 @@ class Shape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to below 1")
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std={self.init_std}: must be above 0")
+        check_number("init_std", self.init_std, above=0)
 
 
 class Block(nn.Module):

@@ -89,7 +89,7 @@ class Args:
     weight_decay: float = 0.0
     """of AdamW"""
     max_grad_norm: float = math.inf
-    """largest norm of a gradient, else it is scaled down"""
+    """largest norm of a gradient, else it is scaled down; inf for no limit"""
     device: str = "cpu"
     """"cpu" or "cuda\""""
     threads: int = 1

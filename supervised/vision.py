@@ -130,7 +130,7 @@ class Vision:
         if not 0 <= args.padding <= self.side:
             raise ValueError(f"padding={args.padding}: must be from 0 to {self.side}, the image's side")
         self.grid = images.grid(self.canvas, self.patch)
-        self.crop = images.CROP if args.padding or self.data.flip else 0  # numbers that an image needs, and a canvas
+        self.crop = images.CROP if args.padding or self.data.flip else 0  # numbers that a picture needs, 0 for none
         self.hiding = images.hiding(self.canvas, self.patch) if self.canvas > self.side else 0
         self.shape = training.shape(args, args.attention_dropout, final_norm=True)
         self.shape.check()
@@ -148,11 +148,13 @@ class Vision:
         Out of training a canvas follows from the image's index alone, for all heads and seeds.
         """
         found = self.images[index]
-        crop, hide = (chance or SHOWN).draw(index, (self.crop if chance else 0, self.hiding))
-        if crop.shape[1]:
-            found = images.augment(found, crop, self.args.padding, self.data.flip)
-        if hide.shape[1]:
-            found, _ = images.clutter(found, self.learned, self.canvas, self.patch, hide)
+        counts = self.crop if chance else 0, self.hiding
+        if any(counts):
+            crop, hide = (chance or SHOWN).draw(index, counts)
+            if counts[0]:
+                found = images.augment(found, crop, self.args.padding, self.data.flip)
+            if counts[1]:
+                found, _ = images.clutter(found, self.learned, self.canvas, self.patch, hide)
         return images.patches(images.normalise(found, self.mean, self.std), self.patch), self.labels[index]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

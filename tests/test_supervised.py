@@ -618,6 +618,22 @@ def test_bad_words_are_told(tmp_path, capsys, words):
     assert not list(tmp_path.iterdir())
 
 
+REALS = {x.name for script in SCRIPTS.values() for x in dataclasses.fields(script.Args) if x.type == "float"}
+
+
+@pytest.mark.parametrize("name", sorted(REALS))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39, -1e-46])
+def test_real_settings_are_finite_numbers_of_float32(name, value):
+    """No limit of gradients is the one setting that may be infinite."""
+    if name == "max_grad_norm" and value >= 1e39:
+        training.check(vision.Args(max_grad_norm=value), vision.POOLS)
+        return
+    args = vision.Args(**{name: value})
+    check = (vision.Vision, args, "digits") if name == "attention_dropout" else (training.check, args, vision.POOLS)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}={value}')}: must be [^\n]*$"):
+        check[0](*check[1:])
+
+
 @pytest.mark.parametrize("option", ["--data-dir", "--out"])
 def test_folders_that_are_files_are_named(tmp_path, option):
     (tmp_path / "taken").write_text("mine")
