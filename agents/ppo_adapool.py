@@ -270,7 +270,8 @@ class AdaPool(nn.Module):
     AdaPool(X) = sum_i w_i x_i W_V with w = softmax(r) and r_i = x_q W_Q W_K' x_i' * scale, in each of
     `num_heads` slices of the features (Appendix B.2); an output projection follows, and `residual` adds x_q.
     AvgPool and MaxPool are special cases (Corollaries 3.10 and 3.11). Where the tokens named by `query` stand
-    matters; the order of the others changes nothing.
+    matters; the order of the others changes nothing. No token is projected by itself: of `key` and `value` only
+    the weights are used, so that hooks on these two never fire.
 
     Args:
         dim: D, a multiple of num_heads.
@@ -312,8 +313,10 @@ class AdaPool(nn.Module):
         self.residual = residual
         self.scale = 1 / math.sqrt(dim / num_heads) if scale is None else scale
         # Made on "meta", then allocated: Linear would draw its weights from the global generator.
+        read = nn.modules.linear.NonDynamicallyQuantizableLinear  # stays as it is: only its weights are used
         self.query, self.key, self.value, self.output = (
-            nn.Linear(dim, dim, bias=False, device="meta").to_empty(device="cpu") for _ in range(4)
+            kind(dim, dim, bias=False, device="meta").to_empty(device="cpu")
+            for kind in (nn.Linear, read, read, nn.Linear)
         )
         generator = generator or torch.Generator().manual_seed(0)
         for linear in (self.query, self.key, self.value):
@@ -360,7 +363,7 @@ class AdaPool(nn.Module):
     def _query(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Return x_q (B, D), given embeddings of which the masked are zero."""
         if self.places == "learned":
-            return self.learned.expand(len(embeddings), -1)
+            return self.learned.expand(embeddings.shape[0], -1)
         if isinstance(self.places, tuple):  # slices: a list as index is copied to the device at every call
             embeddings = torch.stack([embeddings[:, place] for place in self.places], dim=1)
             mask = torch.stack([mask[:, place] for place in self.places], dim=1)
