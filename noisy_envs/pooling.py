@@ -159,7 +159,8 @@ class AdaPool(nn.Module):
             of all, or "learned", a parameter as in the Set Transformer. A mean is over real tokens; if there
             is none at those indices, x_q is zero and the weights are uniform.
         residual: whether x_q is added to the output.
-        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the paper's code has 1/sqrt(dim).
+        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the authors' code has 1/sqrt(dim)
+            since February 2025.
         init_std: of the weights, drawn from Normal(0, init_std).
         output_std: that of the output projection, if another.
         generator: a CPU generator that draws the weights; None stands for a fresh one seeded with 0. The

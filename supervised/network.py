@@ -34,7 +34,7 @@ class Shape:
     feedforward: int
     dropout: float = 0.0  # after the feed-forward
     attention_dropout: float = 0.0
-    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the paper's code
+    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the authors' code now
     init_std: float = 0.02  # of all weights at first (appendix "Supervised KNN Centroid")
     final_norm: bool = False
 
@@ -43,7 +43,10 @@ class Shape:
         return 1 / math.sqrt(self.width if self.attention_scale == "width" else self.width / self.heads)
 
     def output_std(self) -> float:
-        """Return the initial deviation of the output projections of attention and pool, as in the paper's code."""
+        """Return the initial deviation of the output projections of attention and pool.
+
+        So the authors' code states it; as it runs, it scales nothing down.
+        """
         return self.init_std / math.sqrt(2 * self.layers)
 
     def check(self) -> None:

@@ -79,7 +79,7 @@ class Args:
     dropout: float = 0.0
     """share of the feed-forward's output that is dropped in training"""
     attention_scale: Scale = "width"
-    """scores are divided by the square root of a head's width, or as in the paper's code of the whole width"""
+    """scores are divided by the square root of a head's width, or as in the authors' code now of the whole width"""
     init_std: float = 0.02
     """standard deviation of all weights at first"""
     schedule: Schedule = "constant"
