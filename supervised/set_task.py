@@ -84,7 +84,11 @@ class SetTask:
         """Make the network with one of the heads."""
         return set_network(training.shape(self.args), self.args.num_features, pool, seed)
 
-    def batch(self, index: Tensor, chance: Chance | None) -> tuple[Tensor, Tensor]:
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return no numbers: sets are shown as they are."""
+        return index.new_empty(len(index), 0)
+
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return sets and targets of samples (B,)."""
         return self.sets[index], self.targets[index]
 

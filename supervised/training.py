@@ -41,6 +41,7 @@ from noisy_envs.graphs import Recorded
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
+AHEAD = 32  # batches for which chance is drawn at a time
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
 # settings that a run may change when it goes on: they are not what it learns from
@@ -128,11 +129,11 @@ class Task(Protocol):
     def network(self, pool: str, seed: int) -> Network:
         """Make the network with one of the heads."""
 
-    def batch(self, index: Tensor, chance: Chance | None) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of samples (B,); chance, in training alone, may change them.
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return the numbers (B, ...) by which chance may change samples (B,) in training; no batch changes them."""
 
-        Those of a sample follow from it, and from the chance if there is one: its batch and the device change nothing.
-        """
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of samples (B,), in training as their numbers change them."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss."""
@@ -309,19 +310,25 @@ class Trainer:
         )  # apart: streams of one seed would hold the same numbers
         order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(order_seed))].to(args.device)
         chance = Chance(runs.environment_seed(self.seed, "batch"), number)
-        batches = order.split(args.batch_size)
+        steps = math.ceil(len(order) / args.batch_size)
         self.run.network.train()
         total = torch.zeros((), device=args.device)
         with random_state(args.device):  # dropout draws from the global state: seeded here, restored after
             torch.manual_seed(dropout_seed)
-            for step, some in enumerate(batches, start=number * len(batches)):
-                total += len(some) * self.step(some, chance, rate(args, step, args.epochs * len(batches)))
+            for step, (some, numbers) in enumerate(self.batches(order, chance), start=number * steps):
+                total += len(some) * self.step(some, numbers, rate(args, step, args.epochs * steps))
         return total.item() / len(index)
 
-    def step(self, index: Tensor, chance: Chance, learning_rate: float) -> Tensor:
+    def batches(self, order: Tensor, chance: Chance) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the samples of each batch and their numbers, drawn ahead: a draw is many small kernels on a GPU."""
+        size = self.args.batch_size
+        for some in order.split(AHEAD * size):
+            yield from zip(some.split(size), self.task.draw(some, chance).split(size), strict=True)
+
+    def step(self, index: Tensor, numbers: Tensor, learning_rate: float) -> Tensor:
         """Take a step along the gradient of a batch; returns the mean loss before it."""
         gradient = self.recorded if len(index) == self.args.batch_size else self.gradient  # records have one size
-        loss, gradients = gradient(*self.task.batch(index, chance))
+        loss, gradients = gradient(*self.task.batch(index, numbers))
         for parameter, own in zip(self.parameters, gradients, strict=True):
             parameter.grad = own
         if self.args.max_grad_norm < math.inf:

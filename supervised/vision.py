@@ -142,19 +142,22 @@ class Vision:
             output = nn.Linear(self.shape.width, self.data.num_classes)
         return Network(self.shape, embed, head(pool, self.grid), output, seed)
 
-    def batch(self, index: Tensor, chance: Chance | None) -> tuple[Tensor, Tensor]:
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return the numbers (B, ...) that crop images and hide them."""
+        return torch.cat(chance.draw(index, (self.crop, self.hiding)), dim=1)
+
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return patches (B, N, P) and labels (B,); in training cropped and, where labels allow it, mirrored.
 
         Out of training a canvas follows from the image's index alone, for all heads and seeds.
         """
+        counts = 0 if numbers is None else self.crop, self.hiding
+        crop, hide = SHOWN.draw(index, counts) if numbers is None else numbers.split(counts, dim=1)
         found = self.images[index]
-        counts = self.crop if chance else 0, self.hiding
-        if any(counts):
-            crop, hide = (chance or SHOWN).draw(index, counts)
-            if counts[0]:
-                found = images.augment(found, crop, self.args.padding, self.data.flip)
-            if counts[1]:
-                found, _ = images.clutter(found, self.learned, self.canvas, self.patch, hide)
+        if counts[0]:
+            found = images.augment(found, crop, self.args.padding, self.data.flip)
+        if counts[1]:
+            found, _ = images.clutter(found, self.learned, self.canvas, self.patch, hide)
         return images.patches(images.normalise(found, self.mean, self.std), self.patch), self.labels[index]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -264,6 +264,11 @@ def test_digits_are_normalised():
 CHANCES = [None, Chance(1), Chance(1, 1), Chance(2)]
 
 
+def shown(task, index, chance):
+    """A batch, in training if there is chance."""
+    return task.batch(index, None if chance is None else task.draw(index, chance))
+
+
 @pytest.mark.parametrize("chance", CHANCES)
 def test_a_picture_is_of_its_image_whatever_the_batch(chance):
     """And whatever the task that shows it, which each run makes for itself."""
@@ -271,11 +276,11 @@ def test_a_picture_is_of_its_image_whatever_the_batch(chance):
     task = vision.Vision(args, "digits on 12")
     assert (task.canvas, task.grid) == (12, 6)
     index = torch.arange(100, 140)
-    whole, labels = task.batch(index, chance)
+    whole, labels = shown(task, index, chance)
     assert whole.shape == (40, 36, 4)
     batches = [index[3:4], index[:5], index.flip(0), torch.tensor([139, 7, 139]), index[:0]]
     for some in batches:
-        found, told = vision.Vision(args, "digits on 12").batch(some, chance)
+        found, told = shown(vision.Vision(args, "digits on 12"), some, chance)
         known = [(row, int(number) - 100) for row, number in enumerate(some) if number >= 100]
         for row, place in known:
             assert torch.equal(found[row], whole[place]) and told[row] == labels[place]
@@ -284,7 +289,7 @@ def test_a_picture_is_of_its_image_whatever_the_batch(chance):
 def test_pictures_change_with_seed_and_epoch():
     task = vision.Vision(vision.Args(padding=2), "digits on 12")
     index = torch.arange(100, 140)
-    drawn = [task.batch(index, chance)[0] for chance in CHANCES]
+    drawn = [shown(task, index, chance)[0] for chance in CHANCES]
     for one, other in itertools.combinations(drawn, 2):
         assert not (one == other).flatten(1).all(dim=1).any()
     assert not (drawn[0][0] == drawn[0][1:]).flatten(1).all(dim=1).any()  # other images, other clutter
@@ -305,7 +310,7 @@ def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
 def test_a_picture_is_the_same_on_a_gpu(chance):
     index = torch.arange(100, 140)
     found = [
-        vision.Vision(vision.Args(padding=2, device=device), "digits on 12").batch(index.to(device), chance)[0].cpu()
+        shown(vision.Vision(vision.Args(padding=2, device=device), "digits on 12"), index.to(device), chance)[0].cpu()
         for device in ("cpu", "cuda")
     ]
     torch.testing.assert_close(*found)
@@ -317,7 +322,7 @@ def test_images_are_cropped_in_training_alone(padding, same):
     index = torch.arange(50)
     plain, _ = task.batch(index, None)
     assert torch.equal(plain, task.batch(index, None)[0])
-    assert torch.equal(plain, task.batch(index, Chance(1))[0]) is same
+    assert torch.equal(plain, shown(task, index, Chance(1))[0]) is same
 
 
 def test_clutter_is_never_of_test_images():
