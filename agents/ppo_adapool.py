@@ -127,7 +127,7 @@ class Args:
     init_std: float = 0.1
     """standard deviation of the initial weights"""
     attention_scale: str = "head"
-    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the paper's code does"""
+    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the authors' code does now"""
     log_std_min: float = -2.0
     """lowest log standard deviation of a continuous action"""
     log_std_max: float = 0.5
@@ -269,7 +269,8 @@ class AdaPool(nn.Module):
     AdaPool(X) = sum_i w_i x_i W_V with w = softmax(r) and r_i = x_q W_Q W_K' x_i' * scale, in each of
     `num_heads` slices of the features (Appendix B.2); an output projection follows, and `residual` adds x_q.
     AvgPool and MaxPool are special cases (Corollaries 3.10 and 3.11). Where the tokens named by `query` stand
-    matters; the order of the others changes nothing.
+    matters; the order of the others changes nothing. No token is projected by itself: of `key` and `value` only
+    the weights are used, so that hooks on these two never fire.
 
     Args:
         dim: D, a multiple of num_heads.
@@ -278,7 +279,8 @@ class AdaPool(nn.Module):
             of all, or "learned", a parameter as in the Set Transformer. A mean is over real tokens; if there
             is none at those indices, x_q is zero and the weights are uniform.
         residual: whether x_q is added to the output.
-        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the paper's code has 1/sqrt(dim).
+        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the authors' code has 1/sqrt(dim)
+            since February 2025.
         init_std: of the weights, drawn from Normal(0, init_std).
         output_std: that of the output projection, if another.
         generator: a CPU generator that draws the weights; None stands for a fresh one seeded with 0. The
@@ -320,8 +322,10 @@ class AdaPool(nn.Module):
         self.residual = residual
         self.scale = 1 / math.sqrt(dim / num_heads) if scale is None else scale
         # Made on "meta", then allocated: Linear would draw its weights from the global generator.
+        read = nn.modules.linear.NonDynamicallyQuantizableLinear  # stays as it is: only its weights are used
         self.query, self.key, self.value, self.output = (
-            nn.Linear(dim, dim, bias=False, device="meta").to_empty(device="cpu") for _ in range(4)
+            kind(dim, dim, bias=False, device="meta").to_empty(device="cpu")
+            for kind in (nn.Linear, read, read, nn.Linear)
         )
         generator = generator or torch.Generator().manual_seed(0)
         for linear in (self.query, self.key, self.value):
@@ -368,7 +372,7 @@ class AdaPool(nn.Module):
     def _query(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Return x_q (B, D), given embeddings of which the masked are zero."""
         if self.places == "learned":
-            return self.learned.expand(len(embeddings), -1)
+            return self.learned.expand(embeddings.shape[0], -1)
         if isinstance(self.places, tuple):  # slices: a list as index is copied to the device at every call
             embeddings = torch.stack([embeddings[:, place] for place in self.places], dim=1)
             mask = torch.stack([mask[:, place] for place in self.places], dim=1)

@@ -127,7 +127,7 @@ class Args:
     init_std: float = 0.1
     """standard deviation of the initial weights"""
     attention_scale: str = "head"
-    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the paper's code does"""
+    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the authors' code does now"""
     log_std_min: float = -2.0
     """lowest log standard deviation of a continuous action"""
     log_std_max: float = 0.5
@@ -285,8 +285,8 @@ class ClsToken(nn.Module):
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Put the class token before tokens (B, N, D) and True before the mask (B, N): (B, N + 1, ...)."""
         self._check("tokens", tokens, mask)
-        tokens = torch.cat([self.token.expand(len(tokens), 1, -1), tokens], dim=1)
-        return tokens, None if mask is None else torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
+        tokens = torch.cat([self.token.expand(tokens.shape[0], 1, -1), tokens], dim=1)
+        return tokens, None if mask is None else torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
 
     def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the class token's attention to the others (B, heads, N), rescaled to sum to 1 over them.
@@ -312,7 +312,7 @@ class ClsToken(nn.Module):
         return pooled if mask is None else pooled.masked_fill(~mask[:, 1:].any(dim=1, keepdim=True), 0)
 
     def _check(self, name: str, tokens: Tensor, mask: Tensor | None) -> None:
-        shape, dim = tuple(tokens.shape), len(self.token)
+        shape, dim = tuple(tokens.shape), self.token.shape[0]
         if len(shape) != 3 or shape[1] == 0 or shape[2] != dim:
             raise ValueError(f"{name} must be (B, N, {dim}) with N >= 1, got {shape}")
         if mask is not None and (mask.shape != shape[:2] or mask.dtype != torch.bool):

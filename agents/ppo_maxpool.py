@@ -127,7 +127,7 @@ class Args:
     init_std: float = 0.1
     """standard deviation of the initial weights"""
     attention_scale: str = "head"
-    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the paper's code does"""
+    """divide scores by the root of the width of a "head", or of the "hidden" layer, as the authors' code does now"""
     log_std_min: float = -2.0
     """lowest log standard deviation of a continuous action"""
     log_std_max: float = 0.5

@@ -111,8 +111,8 @@ class ClsToken(nn.Module):
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Put the class token before tokens (B, N, D) and True before the mask (B, N): (B, N + 1, ...)."""
         self._check("tokens", tokens, mask)
-        tokens = torch.cat([self.token.expand(len(tokens), 1, -1), tokens], dim=1)
-        return tokens, None if mask is None else torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
+        tokens = torch.cat([self.token.expand(tokens.shape[0], 1, -1), tokens], dim=1)
+        return tokens, None if mask is None else torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
 
     def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Return the class token's attention to the others (B, heads, N), rescaled to sum to 1 over them.
@@ -138,7 +138,7 @@ class ClsToken(nn.Module):
         return pooled if mask is None else pooled.masked_fill(~mask[:, 1:].any(dim=1, keepdim=True), 0)
 
     def _check(self, name: str, tokens: Tensor, mask: Tensor | None) -> None:
-        shape, dim = tuple(tokens.shape), len(self.token)
+        shape, dim = tuple(tokens.shape), self.token.shape[0]
         if len(shape) != 3 or shape[1] == 0 or shape[2] != dim:
             raise ValueError(f"{name} must be (B, N, {dim}) with N >= 1, got {shape}")
         if mask is not None and (mask.shape != shape[:2] or mask.dtype != torch.bool):
@@ -151,7 +151,8 @@ class AdaPool(nn.Module):
     AdaPool(X) = sum_i w_i x_i W_V with w = softmax(r) and r_i = x_q W_Q W_K' x_i' * scale, in each of
     `num_heads` slices of the features (Appendix B.2); an output projection follows, and `residual` adds x_q.
     AvgPool and MaxPool are special cases (Corollaries 3.10 and 3.11). Where the tokens named by `query` stand
-    matters; the order of the others changes nothing.
+    matters; the order of the others changes nothing. No token is projected by itself: of `key` and `value` only
+    the weights are used, so that hooks on these two never fire.
 
     Args:
         dim: D, a multiple of num_heads.
@@ -160,7 +161,8 @@ class AdaPool(nn.Module):
             of all, or "learned", a parameter as in the Set Transformer. A mean is over real tokens; if there
             is none at those indices, x_q is zero and the weights are uniform.
         residual: whether x_q is added to the output.
-        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the paper's code has 1/sqrt(dim).
+        scale: of the scores r. None is the usual 1/sqrt(dim / num_heads); the authors' code has 1/sqrt(dim)
+            since February 2025.
         init_std: of the weights, drawn from Normal(0, init_std).
         output_std: that of the output projection, if another.
         generator: a CPU generator that draws the weights; None stands for a fresh one seeded with 0. The
@@ -202,8 +204,10 @@ class AdaPool(nn.Module):
         self.residual = residual
         self.scale = 1 / math.sqrt(dim / num_heads) if scale is None else scale
         # Made on "meta", then allocated: Linear would draw its weights from the global generator.
+        read = nn.modules.linear.NonDynamicallyQuantizableLinear  # stays as it is: only its weights are used
         self.query, self.key, self.value, self.output = (
-            nn.Linear(dim, dim, bias=False, device="meta").to_empty(device="cpu") for _ in range(4)
+            kind(dim, dim, bias=False, device="meta").to_empty(device="cpu")
+            for kind in (nn.Linear, read, read, nn.Linear)
         )
         generator = generator or torch.Generator().manual_seed(0)
         for linear in (self.query, self.key, self.value):
@@ -250,7 +254,7 @@ class AdaPool(nn.Module):
     def _query(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Return x_q (B, D), given embeddings of which the masked are zero."""
         if self.places == "learned":
-            return self.learned.expand(len(embeddings), -1)
+            return self.learned.expand(embeddings.shape[0], -1)
         if isinstance(self.places, tuple):  # slices: a list as index is copied to the device at every call
             embeddings = torch.stack([embeddings[:, place] for place in self.places], dim=1)
             mask = torch.stack([mask[:, place] for place in self.places], dim=1)

@@ -29,11 +29,14 @@ MAX_SEED = 2**63 - 1
 
 def _mix(x: Array) -> Array:
     """Scramble 32-bit words: a bijection on 0 … 2**32 − 1 in which each input bit moves half of the output."""
-    x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & MASK
-    x = x ^ (x >> 15)
-    x = (x * 0x735A2D97) & MASK
-    return x ^ (x >> 15)
+    x = x ^ (x >> 16)  # a new array; the rest changes it in place, which spares NumPy memory
+    x *= 0x21F0AAAD
+    x &= MASK
+    x ^= x >> 15
+    x *= 0x735A2D97
+    x &= MASK
+    x ^= x >> 15
+    return x
 
 
 def episode_words(seed: Any, episode: Any) -> list[Any]:
@@ -67,8 +70,8 @@ def _offsets(xp: Any, counts: tuple[int, ...], device: Any) -> Array:
 
 @lru_cache(maxsize=256)
 def _kept_offsets(counts: tuple[int, ...]) -> np.ndarray:
-    """Return the offsets on NumPy, which a single world asks for again and again."""
-    offsets: np.ndarray = _offsets(np, counts, "cpu")
+    """Return the offsets on NumPy, which a single world asks for again and again, as words of 32 bits."""
+    offsets: np.ndarray = _offsets(np, counts, "cpu").astype(np.uint32)
     offsets.flags.writeable = False
     return offsets
 
@@ -93,6 +96,8 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
         base = _mix(int(key[0, 0]) ^ _mix(int(counter[0])))
     else:
         base = _mix(key[:, :1] ^ _mix(counter[:, None]))  # (B, 1)
+    if xp is np and not isinstance(base, int):  # words of NumPy's own, which wrap alike: half the memory of int64
+        base, key = base.astype(np.uint32), key.astype(np.uint32)
     offset = _kept_offsets(counts) if xp is np else _offsets(xp, counts, key.device)
     if isinstance(base, int) and sum(counts) <= FEW:
         second = int(key[0, 1])

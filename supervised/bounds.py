@@ -72,8 +72,10 @@ def load(folder: Path, data_dir: Path) -> tuple[Network, knn_centroid.Args, int]
 
 @torch.no_grad()
 def measure(network: Network, sets: Tensor, k: int) -> Measured:
-    """Measure one run on sets (B, N, D)."""
-    signal = torch.zeros(sets.shape[:2], dtype=torch.bool).scatter(1, nearest(sets, k), True)[:, None]  # (B, 1, N)
+    """Measure one run on sets (B, N, D), but for those of which a tie leaves open what the k nearest are."""
+    shares = nearest(sets, k)
+    told = ((shares == 0) | (shares == 1)).all(dim=1)
+    sets, signal = sets[told], shares[told, None] > 0  # (B, 1, N)
     weights = network.head.weights(network.encode(sets.double()))  # (B, heads, N)
     found = theory.margins(weights.log(), signal)
     bounds = theory.weight_bounds(found, int(signal[0].sum()), sets.shape[1])

@@ -27,6 +27,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 import torch
+from chance import below
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,6 +38,7 @@ CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts its files
 LARGEST = 2**28  # bytes of an unpacked file or member, 256 MiB; CIFAR-100's largest has 154 million
+CROP = 3  # numbers by which an image is cropped: see `augment`
 PATIENCE = 4.0  # seconds without an answer, or without more of it, after which a download fails
 
 
@@ -125,20 +127,21 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (images - mean) / std
 
 
-def augment(images: Tensor, generator: torch.Generator, padding: int, flip: bool) -> Tensor:
+def augment(images: Tensor, numbers: Tensor, padding: int, flip: bool) -> Tensor:
     """Crop each image at random after padding, and mirror it as often as not: (B, C, S, S) -> the same shape.
 
     The paper crops with a padding of 4 at S = 32. The border is 0: the mean colour of images that are normalised, but
-    black, as in torchvision's usual order, of uint8. A generator on the CPU draws the same for images anywhere.
+    black, as in torchvision's usual order, of uint8. Numbers (B, CROP) from U[0, 1) say row, column and whether to
+    mirror.
     """
     batch, channels, side, _ = images.shape
     device = images.device
     padded = functional.pad(images, [padding] * 4)
     span = torch.arange(side, device=device)
-    rows = _draw(2 * padding + 1, (batch, 1), generator, device) + span  # (B, S)
-    columns = _draw(2 * padding + 1, (batch, 1), generator, device) + span
+    row, column, mirror = numbers.unsqueeze(2).unbind(1)  # (B, 1) each
+    rows, columns = below(row, 2 * padding + 1) + span, below(column, 2 * padding + 1) + span  # (B, S) each
     if flip:
-        columns = torch.where(_draw(2, (batch, 1), generator, device) == 1, columns.flip(1), columns)
+        columns = torch.where(mirror < 0.5, columns, columns.flip(1))
     image = torch.arange(batch, device=device)[:, None, None, None]
     channel = torch.arange(channels, device=device)[:, None, None]
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
@@ -177,13 +180,12 @@ def focal(grid_size: int) -> tuple[int, ...]:
     return tuple(row * grid_size + column for row in centre for column in centre)
 
 
-def clutter(
-    images: Tensor, others: Tensor, canvas: int, size: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def clutter(images: Tensor, others: Tensor, canvas: int, size: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Hide each image (B, C, S, S) whole on a canvas of patches of other images (M, C, S', S').
 
     It lies anywhere on the grid of patches of side `size`, each place as likely. Every other patch of the canvas is a
     patch of an image drawn from `others`, each as likely, which may be the image itself. So k/N is (S / canvas)^2.
+    Numbers (B, `hiding`) from U[0, 1) say where it lies and what the patches are.
 
     Returns:
         canvases (B, C, T, T), T being `canvas`, and where the image lies: bool (B, N), N = (T / size)^2, row by row.
@@ -192,7 +194,7 @@ def clutter(
         ValueError: the canvas is smaller than the image, one of the sides is not filled by patches, or `others` differ
             from `images` in channels or type.
     """
-    batch, channels, side, _ = images.shape
+    channels, side = images.shape[1:3]
     if (others.shape[1], others.dtype) != (channels, images.dtype):
         raise ValueError(
             f"others must be {images.dtype} of {channels} channels, got {others.dtype} {tuple(others.shape)}"
@@ -200,28 +202,28 @@ def clutter(
     if canvas < side:
         raise ValueError(f"a canvas of side {canvas} cannot hold an image of side {side}")
     own, along = grid(side, size), grid(canvas, size)
-    corner = _draw(along - own + 1, (2, batch, 1), generator, images.device)  # row and column of its first patch
-    rows, columns = corner + torch.arange(own, device=images.device)  # (B, S / size) each
+    corner, image, place = numbers.split([2, along * along, along * along], dim=1)
+    first = below(corner, along - own + 1).unsqueeze(2)  # row and column of its first patch (B, 2, 1)
+    rows, columns = (first + torch.arange(own, device=images.device)).unbind(1)  # (B, S / size) each
     cells = (rows[:, :, None] * along + columns[:, None, :]).flatten(1)  # (B, k)
-    tokens = _fragments(others, size, (batch, along * along), generator)
+    tokens = _fragments(others, size, image, place)
     tokens = tokens.scatter(1, cells[:, :, None].expand(-1, -1, tokens.shape[2]), patches(images, size))
     signal = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=images.device).scatter(1, cells, True)
-    pieces = tokens.reshape(batch, along, along, channels, size, size).permute(0, 3, 1, 4, 2, 5)
-    return pieces.reshape(batch, channels, canvas, canvas), signal
+    pieces = tokens.unflatten(1, (along, along)).unflatten(3, (channels, size, size)).permute(0, 3, 1, 4, 2, 5)
+    return pieces.reshape(-1, channels, canvas, canvas), signal
 
 
-def _fragments(others: Tensor, size: int, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Draw patches of images (M, C, S', S'), both at random: (B, N, C * size * size) of a shape (B, N)."""
+def hiding(canvas: int, size: int) -> int:
+    """Return how many numbers hide an image on a canvas: two for its place, two for each patch."""
+    return 2 + 2 * grid(canvas, size) ** 2
+
+
+def _fragments(others: Tensor, size: int, image: Tensor, place: Tensor) -> Tensor:
+    """Choose patches of images (M, C, S', S') by numbers (B, N) from U[0, 1) for each: (B, N, C * size * size)."""
     along = grid(others.shape[2], size)
     pieces = others.unfold(2, size, size).unfold(3, size, size)  # a view (M, C, S' / size, S' / size, size, size)
-    image = _draw(len(others), shape, generator, others.device)
-    place = _draw(along * along, shape, generator, others.device)
-    return pieces[image, :, place // along, place % along].flatten(2)
-
-
-def _draw(bound: int, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw int64 from 0 up to a bound where the generator lives, and take them to a device."""
-    return torch.randint(bound, shape, generator=generator, device=generator.device).to(device)
+    place = below(place, along * along)
+    return pieces[below(image, len(others)), :, place // along, place % along].flatten(2)
 
 
 def _cifar(archive: Archive, data_dir: Path, download: bool) -> Images:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from noisy_envs.attention import HAS_KERNELS, OPTIONS, narrow_attention
 from noisy_envs.narrow_layers import LayerNorm, Linear
+from noisy_envs.options import check_number
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
@@ -33,7 +34,7 @@ class Shape:
     feedforward: int
     dropout: float = 0.0  # after the feed-forward
     attention_dropout: float = 0.0
-    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the paper's code
+    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the authors' code now
     init_std: float = 0.02  # of all weights at first (appendix "Supervised KNN Centroid")
     final_norm: bool = False
 
@@ -42,7 +43,10 @@ class Shape:
         return 1 / math.sqrt(self.width if self.attention_scale == "width" else self.width / self.heads)
 
     def output_std(self) -> float:
-        """Return the initial deviation of the output projections of attention and pool, as in the paper's code."""
+        """Return the initial deviation of the output projections of attention and pool.
+
+        So the authors' code states it; as it runs, it scales nothing down.
+        """
         return self.init_std / math.sqrt(2 * self.layers)
 
     def check(self) -> None:
@@ -55,8 +59,7 @@ class Shape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to below 1")
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std={self.init_std}: must be above 0")
+        check_number("init_std", self.init_std, above=0)
 
 
 class Block(nn.Module):

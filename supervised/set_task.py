@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import training
+from chance import Chance
 from network import HEADS, Network, set_network
 from synthetic import Sets, draw_sets, load_sets
 from torch import Tensor
+
+from noisy_envs.options import check_count
 
 
 @dataclass(kw_only=True)
@@ -55,12 +57,11 @@ def check(args: SetArgs) -> None:
     """Raise ValueError, naming a setting, its value and what is allowed."""
     training.check(args, list(HEADS))
     for name, least in (("num_sets", 2 * training.FOLDS), ("num_vectors", 2), ("num_features", 1), ("data_seed", 0)):
-        if getattr(args, name) < least:
-            raise ValueError(f"{name}={getattr(args, name)}: must be at least {least}")
+        check_count(name, getattr(args, name), least, may_be_range=False)
 
 
 def sets_of(args: SetArgs) -> Tensor:
-    """Return the sets (num_sets, N, D): drawn on a GPU, or on a CPU mapped from a file."""
+    """Return the sets (num_sets, N, D): drawn on a GPU, or on a CPU mapped from a file; equal but for rounding."""
     sets = Sets(args.num_sets, args.num_vectors, args.num_features, args.data_seed)
     return load_sets(sets, args.data_dir) if args.device == "cpu" else draw_sets(sets, args.device)
 
@@ -83,7 +84,11 @@ class SetTask:
         """Make the network with one of the heads."""
         return set_network(training.shape(self.args), self.args.num_features, pool, seed)
 
-    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return no numbers: sets are shown as they are."""
+        return index.new_empty(len(index), 0)
+
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return sets and targets of samples (B,)."""
         return self.sets[index], self.targets[index]
 

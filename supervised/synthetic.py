@@ -4,8 +4,8 @@ A set is N vectors of d features. Each feature, a column, has a distribution of 
 exponential and uniform, what is left over of a random kind, in shuffled order. All is divided by sqrt(d). The rate of
 the exponential is its mean, as NumPy's `scale`: only so do the paper's naive baselines come out.
 
-Sets come in blocks of 1,000, each drawn by a generator that is seeded with the seed and the block's number: the values
-depend on nothing else but the kind of device. `B` sets, `N` vectors, `D` features, the target vector first.
+A set follows from the seed and its number alone, see `chance`: devices differ in rounding only. `B` sets, `N` vectors,
+`D` features, the target vector first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from chance import Chance, below
 from torch import Tensor
+from torch.nn import functional
 
 from noisy_envs.files import replacing
+from noisy_envs.options import check_count
+from noisy_envs.randomness import STREAM
 
-BLOCK = 1000  # sets drawn by one generator
-VERSION = 1  # of the values; part of the file's name
+BLOCK, GPU_BLOCK = 512, 4096  # sets that are drawn at a time; of a few the caches hold what is computed on the way
+VERSION = 2  # of the values; part of the file's name
 KINDS = 3  # normal, exponential, uniform
 
 
@@ -41,49 +45,51 @@ class Sets(NamedTuple):
         return f"sets-v{VERSION}-seed{self.seed}-{self.num_sets}x{self.num_vectors}x{self.num_features}.npy"
 
     def check(self) -> None:
-        """Raise ValueError, naming a number that is too small."""
-        for name, least in (("num_sets", 1), ("num_vectors", 2), ("num_features", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
+        """Raise ValueError, naming a number that is out of range."""
+        for name, least in (("num_sets", 1), ("num_features", 1), ("seed", 0)):
+            check_count(name, getattr(self, name), least, may_be_range=False)
+        check_count("num_vectors", self.num_vectors, 2, may_be_range=False, maximum=STREAM // self.num_features)
 
 
-def draw_block(sets: Sets, block: int, device: str = "cpu") -> Tensor:
-    """Draw the sets of one block (BLOCK, N, D), float32."""
-    seed = int(np.random.SeedSequence([sets.seed, block]).generate_state(1, np.uint64)[0] >> 1)
-    generator = torch.Generator(device).manual_seed(seed)
+def draw(sets: Sets, items: Tensor) -> Tensor:
+    """Draw some sets (B, N, D), float32, by their numbers (B,), int64, where these are."""
     n, d = sets.num_vectors, sets.num_features
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return torch.empty(BLOCK, *shape, device=device).uniform_(low, high, generator=generator)
-
     each, rest = divmod(d, KINDS)
-    kinds = torch.arange(KINDS, device=device).repeat_interleave(each).expand(BLOCK, -1)
-    extra = torch.randint(KINDS, (BLOCK, rest), generator=generator, device=device)
-    kinds = torch.cat([kinds, extra], dim=1)[:, None]  # (BLOCK, 1, D)
-    values = torch.empty(BLOCK, n, d, device=device)
-    # a column of a kind known beforehand is drawn once, those left over in all three ways, of which one is taken
-    normal = torch.empty(BLOCK, n, each + rest, device=device).normal_(generator=generator)
-    exponential = uniform(0, 1, n, each + rest).neg_().log1p_().neg_()
-    flat = uniform(0, 1, n, each + rest)
-    for kind, drawn in enumerate((normal, exponential, flat)):
-        values[..., kind * each : (kind + 1) * each] = drawn[..., :each]
-    left = torch.where(kinds[..., KINDS * each :] == 1, exponential[..., each:], flat[..., each:])
-    values[..., KINDS * each :] = torch.where(kinds[..., KINDS * each :] == 0, normal[..., each:], left)
+    counts = (d, d, d, d, rest, n * each, n * each, n * each, n * rest)
+    start, sign, width, order, extra, *numbers = Chance(sets.seed).draw(items, counts)
+    kinds = torch.arange(KINDS, device=items.device).repeat_interleave(each).expand(len(items), -1)
+    kinds = torch.cat([kinds, below(extra, KINDS)], dim=1)[:, None]  # (B, 1, D)
+    normal, exponential, flat, left = (x.unflatten(1, (n, x.shape[1] // n)) for x in numbers)
+    kind = kinds[..., KINDS * each :]
+    left = torch.where(kind == 0, _normal(left.clone()), torch.where(kind == 1, _exponential(left.clone()), left))
+    values = torch.cat([_normal(normal), _exponential(exponential), flat, left], dim=2)
 
-    start, sign = uniform(-3, 3, 1, d), uniform(0, 1, 1, d).round().mul_(2).sub_(1)
-    widths = torch.stack([uniform(1, 3, 1, d), sign * uniform(0.1, 2, 1, d), uniform(0.2, 3, 1, d)])
-    starts = torch.stack([start, -sign * uniform(0, 3, 1, d), start])
+    start, width, sign = start[:, None], width[:, None], 1 - 2 * below(sign[:, None], 2)  # (B, 1, D) each
+    widths = torch.stack([1 + 2 * width, sign * (0.1 + 1.9 * width), 0.2 + 2.8 * width])
+    starts = torch.stack([6 * start - 3, -3 * sign * start, 6 * start - 3])
     width, start = (x.gather(0, kinds[None])[0] / math.sqrt(d) for x in (widths, starts))
-    order = uniform(0, 1, 1, d).argsort(dim=2)
-    return torch.addcmul(start, values, width).gather(2, order.expand(-1, n, -1))
+    place = order[:, None].argsort(dim=2, stable=True)
+    return torch.addcmul(start, values, width).gather(2, place.expand(-1, n, -1))
+
+
+def _normal(numbers: Tensor) -> Tensor:
+    """Turn numbers from U[0, 1), of 24 bits, in their place into numbers from Normal(0, 1), the largest ±5.4."""
+    return numbers.mul_(2).sub_(1 - 2**-24).erfinv_().mul_(math.sqrt(2))
+
+
+def _exponential(numbers: Tensor) -> Tensor:
+    """Turn numbers from U[0, 1) in their place into numbers from Exponential(1)."""
+    return numbers.neg_().log1p_().neg_()
 
 
 def draw_sets(sets: Sets, device: str = "cpu") -> Tensor:
     """Draw all sets (num_sets, N, D) into the memory of a device."""
     sets.check()
-    values = torch.empty(sets.num_sets, sets.num_vectors, sets.num_features, device=device)
-    for block, part in enumerate(values.split(BLOCK)):
-        part.copy_(draw_block(sets, block, device)[: len(part)])
+    items = torch.arange(sets.num_sets, device=device)
+    block = BLOCK if items.device.type == "cpu" else GPU_BLOCK
+    values = torch.empty(sets[:3], device=device)
+    for part, some in zip(values.split(block), items.split(block), strict=True):
+        part.copy_(draw(sets, some))
     return values
 
 
@@ -124,19 +130,20 @@ def _fill(sets: Sets, path: Path, workers: int) -> None:
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
-    def fill(block: int) -> None:
-        drawn = values[block * BLOCK : (block + 1) * BLOCK]
-        drawn[:] = draw_block(sets, block)[: len(drawn)].numpy()
+    def fill(items: Tensor) -> None:
+        values[items[0] : items[-1] + 1] = draw(sets, items).numpy()
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(fill, range(-(-sets.num_sets // BLOCK))))
+        list(pool.map(fill, torch.arange(sets.num_sets).split(BLOCK)))
     values.flush()
 
 
 def nearest(sets: Tensor, k: int) -> Tensor:
-    """Return which vectors are the k nearest to the first, itself excluded, of sets (B, N, D): indices (B, k).
+    """Return how much each vector counts as one of the k nearest to the first, of sets (B, N, D): (B, N).
 
-    With k = N all N - 1 others. The first is left out by its place, so its duplicates are neighbours.
+    Vectors nearer than the k-th count 1, those farther 0. Those as far as the k-th share alike what is left of k, so
+    that the order of vectors changes nothing. With k = N all N - 1 others count 1. The first is left out by its place:
+    its duplicates are neighbours.
 
     Raises:
         ValueError: k is not from 1 to N.
@@ -144,14 +151,21 @@ def nearest(sets: Tensor, k: int) -> Tensor:
     num_vectors = sets.shape[1]
     if not 1 <= k <= num_vectors:
         raise ValueError(f"k={k}: must be from 1 to {num_vectors}, the vectors of a set")
+    k = min(k, num_vectors - 1)
     distances = (sets[:, 1:] - sets[:, :1]).square().sum(dim=2)  # (B, N - 1)
-    return 1 + distances.topk(min(k, num_vectors - 1), dim=1, largest=False, sorted=False).indices
+    farthest = distances.topk(k, dim=1, largest=False, sorted=False).values.amax(dim=1, keepdim=True)
+    nearer, tied = distances < farthest, distances == farthest
+    left = (k - nearer.sum(dim=1, keepdim=True)).to(sets.dtype)
+    return functional.pad(nearer + tied * left / tied.sum(dim=1, keepdim=True), (1, 0))
 
 
-def centroids(sets: Tensor, k: int, batch: int = 10_000) -> Tensor:
-    """Return the means (B, D) of the k nearest to the first vector, of sets (B, N, D), a batch at a time."""
+def centroids(sets: Tensor, k: int, batch: int = 1000) -> Tensor:
+    """Return the means (B, D) of the k nearest to the first vector, of sets (B, N, D), a batch at a time.
+
+    Vectors that tie for the last place count in part, see `nearest`.
+    """
     found = []
     for some in sets.split(batch):
-        index = nearest(some, k).unsqueeze(2).expand(-1, -1, some.shape[2])
-        found.append(some.gather(1, index).mean(dim=1))
+        shares = nearest(some, k)
+        found.append((shares.unsqueeze(2) * some).sum(dim=1) / shares.sum(dim=1, keepdim=True))
     return torch.cat(found)

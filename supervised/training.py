@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
+from chance import Chance
 from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -40,6 +41,7 @@ from noisy_envs.options import plain
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
+AHEAD = 32  # batches for which chance is drawn at a time
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
 # settings that a run may change when it goes on: they are not what it learns from
@@ -78,7 +80,7 @@ class Args:
     dropout: float = 0.0
     """share of the feed-forward's output that is dropped in training"""
     attention_scale: Scale = "width"
-    """scores are divided by the square root of a head's width, or as in the paper's code of the whole width"""
+    """scores are divided by the square root of a head's width, or as in the authors' code now of the whole width"""
     init_std: float = 0.02
     """standard deviation of all weights at first"""
     schedule: Schedule = "constant"
@@ -88,7 +90,7 @@ class Args:
     weight_decay: float = 0.0
     """of AdamW"""
     max_grad_norm: float = math.inf
-    """largest norm of a gradient, else it is scaled down"""
+    """largest norm of a gradient, else it is scaled down; inf for no limit"""
     device: str = "cpu"
     """"cpu" or "cuda\""""
     threads: int = 1
@@ -132,8 +134,11 @@ class Task(Protocol):
     def network(self, pool: str, seed: int) -> Network:
         """Make the network with one of the heads."""
 
-    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of samples (B,); the generator, in training alone, may change them."""
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return the numbers (B, ...) by which chance may change samples (B,) in training; no batch changes them."""
+
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of samples (B,), in training as their numbers change them."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss."""
@@ -303,25 +308,30 @@ class Trainer:
     def epoch(self, index: Tensor) -> float:
         """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
         args, number = self.args, len(self.run.rows)
-        order_seed, batch_seed, dropout_seed = (
-            runs.environment_seed(self.seed, f"{purpose} of epoch {number}")
-            for purpose in ("order", "batch", "dropout")
+        order_seed, dropout_seed = (
+            runs.environment_seed(self.seed, f"{purpose} of epoch {number}") for purpose in ("order", "dropout")
         )  # apart: streams of one seed would hold the same numbers
         order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(order_seed))].to(args.device)
-        generator = torch.Generator(args.device).manual_seed(batch_seed)
-        batches = order.split(args.batch_size)
+        chance = Chance(runs.environment_seed(self.seed, "batch"), number)
+        steps = math.ceil(len(order) / args.batch_size)
         self.run.network.train()
         total = torch.zeros((), device=args.device)
         with random_state(args.device):  # dropout draws from the global state: seeded here, restored after
             torch.manual_seed(dropout_seed)
-            for step, some in enumerate(batches, start=number * len(batches)):
-                total += len(some) * self.step(some, generator, rate(args, step, args.epochs * len(batches)))
+            for step, (some, numbers) in enumerate(self.batches(order, chance), start=number * steps):
+                total += len(some) * self.step(some, numbers, rate(args, step, args.epochs * steps))
         return total.item() / len(index)
 
-    def step(self, index: Tensor, generator: torch.Generator, learning_rate: float) -> Tensor:
+    def batches(self, order: Tensor, chance: Chance) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the samples of each batch and their numbers, drawn ahead: a draw is many small kernels on a GPU."""
+        size = self.args.batch_size
+        for some in order.split(AHEAD * size):
+            yield from zip(some.split(size), self.task.draw(some, chance).split(size), strict=True)
+
+    def step(self, index: Tensor, numbers: Tensor, learning_rate: float) -> Tensor:
         """Take a step along the gradient of a batch; returns the mean loss before it."""
         gradient = self.recorded if len(index) == self.args.batch_size else self.gradient  # records have one size
-        loss, gradients = gradient(*self.task.batch(index, generator))
+        loss, gradients = gradient(*self.task.batch(index, numbers))
         for parameter, own in zip(self.parameters, gradients, strict=True):
             parameter.grad = own
         if self.args.max_grad_norm < math.inf:
@@ -359,7 +369,7 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
     folder, settings = cell.folder(args.out), settings_of(args, cell)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
-    # a device draws sets, and dropout, of its own: the rest of a run comes from that of its beginning
+    # a device draws dropout of its own: the rest of a run comes from that of its beginning
     learned_from = settings | {"device": torch.device(args.device).type}
     with lock(folder):
         seed = runs.environment_seed(cell.seed, f"fold {cell.fold}")

@@ -24,6 +24,7 @@ import images
 import report
 import torch
 import training
+from chance import Chance
 from network import HEADS, Network, Shape, ada
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,6 +32,7 @@ from torch.nn import functional as F
 from noisy_envs import runs
 
 PATCH = {"cifar10": 4, "cifar100": 4, "fashion-mnist": 4, "digits": 2}
+SHOWN = Chance(runs.environment_seed(0, "clutter"))  # of pictures out of training
 POOLS = ("clstoken", "avgpool", "maxpool", "adapool-focal", "adapool-mean", "adapool-corner")
 
 
@@ -128,6 +130,8 @@ class Vision:
         if not 0 <= args.padding <= self.side:
             raise ValueError(f"padding={args.padding}: must be from 0 to {self.side}, the image's side")
         self.grid = images.grid(self.canvas, self.patch)
+        self.crop = images.CROP if args.padding or self.data.flip else 0  # numbers that a picture needs, 0 for none
+        self.hiding = images.hiding(self.canvas, self.patch) if self.canvas > self.side else 0
         self.shape = training.shape(args, args.attention_dropout, final_norm=True)
         self.shape.check()
 
@@ -138,20 +142,23 @@ class Vision:
             output = nn.Linear(self.shape.width, self.data.num_classes)
         return Network(self.shape, embed, head(pool, self.grid), output, seed)
 
-    def batch(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return patches (B, N, P) and labels (B,); in training cropped and, where labels allow it, mirrored."""
-        found = self.images[index]
-        if generator is not None:
-            found = images.augment(found, generator, self.args.padding, flip=self.data.flip)
-        if self.canvas > self.side:
-            own = generator or self.fixed_generator(index)
-            found, _ = images.clutter(found, self.learned, self.canvas, self.patch, own)
-        return images.patches(images.normalise(found, self.mean, self.std), self.patch), self.labels[index]
+    def draw(self, index: Tensor, chance: Chance) -> Tensor:
+        """Return the numbers (B, ...) that crop images and hide them."""
+        return torch.cat(chance.draw(index, (self.crop, self.hiding)), dim=1)
 
-    def fixed_generator(self, index: Tensor) -> torch.Generator:
-        """Return a generator that hides the same images in the same way each time they are looked at."""
-        own = runs.environment_seed(int(index[0]), "clutter")
-        return torch.Generator(self.args.device).manual_seed(own)
+    def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return patches (B, N, P) and labels (B,); in training cropped and, where labels allow it, mirrored.
+
+        Out of training a canvas follows from the image's index alone, for all heads and seeds.
+        """
+        counts = 0 if numbers is None else self.crop, self.hiding
+        crop, hide = SHOWN.draw(index, counts) if numbers is None else numbers.split(counts, dim=1)
+        found = self.images[index]
+        if counts[0]:
+            found = images.augment(found, crop, self.args.padding, self.data.flip)
+        if counts[1]:
+            found, _ = images.clutter(found, self.learned, self.canvas, self.patch, hide)
+        return images.patches(images.normalise(found, self.mean, self.std), self.patch), self.labels[index]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy."""

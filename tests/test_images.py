@@ -18,7 +18,7 @@ from conftest import load_supervised
 
 torch = pytest.importorskip("torch")
 
-images = load_supervised("images")
+images, chance = load_supervised("images"), load_supervised("chance")
 RNG = np.random.default_rng(0)
 MEMBERS = {
     "cifar10": [
@@ -35,6 +35,16 @@ MEMBERS = {
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape, seed=0):
+    """Numbers from U[0, 1), as a data set's chance draws them."""
+    return torch.rand(shape, generator=seeded(seed))
+
+
+def hidden(pixels, others, canvas, size, seed=0):
+    """Clutter by numbers of chance."""
+    return images.clutter(pixels, others, canvas, size, uniform(len(pixels), images.hiding(canvas, size), seed=seed))
 
 
 def noise(*shape, dtype=torch.float32):
@@ -453,11 +463,11 @@ def test_a_constant_channel_is_refused():
 def test_augment_beside_a_loop(padding, flip, dtype):
     pixels = (noise(64, 3, 8, 8) + 1).to(dtype)
     before = pixels.clone()
-    found = images.augment(pixels, seeded(3), padding, flip)
-    generator = seeded(3)
-    draws = [torch.randint(bound, (64, 1), generator=generator) for bound in (2 * padding + 1, 2 * padding + 1, 2)]
+    numbers = uniform(64, images.CROP)
+    found = images.augment(pixels, numbers, padding, flip)
     for image in range(64):
-        top, left, mirrored = (int(draw[image]) for draw in draws)
+        bounds = (2 * padding + 1, 2 * padding + 1, 2)
+        top, left, mirrored = (int(u * bound) for u, bound in zip(numbers[image].tolist(), bounds, strict=True))
         expected = torch.zeros(3, 8, 8, dtype=dtype)
         for row in range(8):
             for column in range(8):
@@ -471,7 +481,7 @@ def test_augment_beside_a_loop(padding, flip, dtype):
 def test_augment_draws_all_offsets_and_half_of_the_mirrors():
     pixels = torch.zeros(4000, 1, 5, 5)
     pixels[:, :, 2, 2], pixels[:, :, 2, 3] = 1, 2  # an arrow to the right
-    found = images.augment(pixels, seeded(), 1, flip=True)
+    found = images.augment(pixels, uniform(4000, images.CROP), 1, flip=True)
     at = (found == 1).flatten(1).int().argmax(1)
     counts = torch.bincount(at, minlength=25).reshape(5, 5)
     assert counts[1:4, 1:4].min() > 0.8 * 4000 / 9 and counts[1:4, 1:4].sum() == 4000
@@ -479,27 +489,29 @@ def test_augment_draws_all_offsets_and_half_of_the_mirrors():
     assert 0.45 < right < 0.55
 
 
-@pytest.mark.parametrize("call", ["augment", "clutter"])
-def test_randomness_is_the_generators(call):
-    def draw(generator):
-        if call == "augment":
-            return images.augment(noise(16, 1, 8, 8), generator, 2, flip=True)
-        return images.clutter(noise(16, 1, 4, 4), noise(9, 1, 8, 8), 16, 2, generator)[0]
-
-    before, generator = torch.get_rng_state(), seeded(5)
-    first, second = draw(generator), draw(generator)
-    assert torch.equal(first, draw(seeded(5))) and not torch.equal(first, second)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_all_runs_where_the_images_are():
-    """The device "meta" computes nothing, and mixes with no other: only the generator is on the CPU."""
+    """The device "meta" computes nothing, and mixes with no other."""
     pixels = torch.zeros(4, 3, 8, 8, device="meta")
-    assert images.augment(pixels, seeded(), 2, flip=True).shape == (4, 3, 8, 8)
+    assert images.augment(pixels, torch.zeros(4, images.CROP, device="meta"), 2, flip=True).shape == (4, 3, 8, 8)
     assert images.normalise(pixels, torch.zeros(3), torch.ones(3)).device.type == "meta"
-    canvases, signal = images.clutter(pixels, pixels, 16, 4, seeded())
+    numbers = torch.zeros(4, images.hiding(16, 4), device="meta")
+    canvases, signal = images.clutter(pixels, pixels, 16, 4, numbers)
     assert canvases.device.type == signal.device.type == "meta"
     assert canvases.shape == (4, 3, 16, 16) and signal.shape == (4, 16)
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-24])
+def test_the_least_and_the_largest_number_are_in_range(number):
+    """An image at an edge, the first or the last piece: a float32 must not round up to the bound."""
+    pixels, others = -torch.ones(2, 1, 4, 4), noise(50_000, 1, 2, 2)
+    numbers = torch.full((2, images.hiding(8, 2)), number)
+    canvases, signal = images.clutter(pixels, others, 8, 2, numbers)
+    tokens = images.patches(canvases, 2)
+    expected = others[0 if number == 0 else -1].flatten()
+    assert torch.equal(tokens[~signal], expected.expand(24, -1))
+    assert signal[0, 0 if number == 0 else -1]
+    for bound in (*range(1, 2000), 50_000, 2**20 - 1, 2**20):
+        assert chance.below(torch.tensor(number), bound) == (bound - 1 if number else 0)
 
 
 @pytest.mark.parametrize(("channels", "side", "size"), [(3, 32, 4), (1, 28, 7), (2, 6, 2), (3, 4, 4), (1, 4, 1)])
@@ -542,7 +554,7 @@ def test_clutter(channels, side, canvas, size, dtype):
     batch = 12
     pixels = torch.randint(0, 120, (batch, channels, side, side), generator=seeded(1)).to(dtype)
     others = torch.randint(120, 256, (7, channels, 2 * size, 2 * size), generator=seeded(2)).to(dtype)
-    canvases, signal = images.clutter(pixels, others, canvas, size, seeded(3))
+    canvases, signal = hidden(pixels, others, canvas, size)
     along, own = canvas // size, side // size
     assert canvases.shape == (batch, channels, canvas, canvas) and canvases.dtype == dtype
     assert signal.shape == (batch, along**2) and signal.dtype == torch.bool
@@ -561,7 +573,7 @@ def test_clutter(channels, side, canvas, size, dtype):
 
 def test_clutter_draws_every_place_and_every_piece():
     pixels, others = -torch.ones(4000, 1, 4, 4), noise(3, 1, 6, 6)  # a canvas of 4x4 patches, 27 pieces
-    canvases, signal = images.clutter(pixels, others, 8, 2, seeded())
+    canvases, signal = hidden(pixels, others, 8, 2)
     corners = torch.bincount(signal.int().argmax(dim=1), minlength=16).reshape(4, 4)
     assert corners[:3, :3].min() > 0.8 * 4000 / 9 and corners[:3, :3].sum() == 4000
     drawn = images.patches(canvases, 2)[~signal][:, 0]
@@ -582,10 +594,10 @@ def test_clutter_draws_every_place_and_every_piece():
 )
 def test_clutter_refuses_sides(side, canvas, size, message):
     with pytest.raises(ValueError, match=message):
-        images.clutter(torch.zeros(2, 1, side, side), torch.zeros(2, 1, 8, 8), canvas, size, seeded())
+        images.clutter(torch.zeros(2, 1, side, side), torch.zeros(2, 1, 8, 8), canvas, size, uniform(2, 2))
 
 
 @pytest.mark.parametrize("others", [torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8, dtype=torch.uint8)])
 def test_clutter_refuses_others(others):
     with pytest.raises(ValueError, match=r"others must be torch\.float32 of 1 channels"):
-        images.clutter(torch.zeros(2, 1, 8, 8), others, 16, 4, seeded())
+        images.clutter(torch.zeros(2, 1, 8, 8), others, 16, 4, uniform(2, 34))

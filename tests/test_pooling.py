@@ -516,6 +516,110 @@ def test_no_value_is_read_by_the_host(name: str) -> None:
     assert weights_of(head, tokens, mask).shape[0] == B
 
 
+class Model(nn.Module):
+    """A layer and a head, to export."""
+
+    def __init__(self, name: str) -> None:
+        """Make both."""
+        super().__init__()
+        self.layer, self.head = nn.Linear(DIM, DIM), HEADS[name]()
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool tokens (B, N, DIM) to (B, DIM)."""
+        tokens, mask = self.head.extend(tokens, mask)
+        pooled: Tensor = self.head(self.layer(tokens).tanh(), mask)
+        return pooled
+
+
+def inputs(batch: int, length: int, masked: bool) -> tuple[Tensor, ...]:
+    """Tokens and, if masked, a mask: all of the last set is masked."""
+    mask = draw(batch, length, seed=batch) > -0.5
+    mask[-1] = False
+    return (draw(batch, length, DIM, seed=length).float(), mask)[: 1 + masked]
+
+
+def check_sizes(exported: Callable[..., Tensor], model: nn.Module, masked: bool) -> None:
+    """Demand the model's numbers at other sizes."""
+    for sizes in ((1, 5), (2, 9), (9, 3)):
+        given = inputs(*sizes, masked)
+        torch.testing.assert_close(exported(*given), model(*given))
+
+
+def free_axes(name: str, masked: bool) -> Any:
+    """Name the axes of both inputs; of an index in a query there must be a token."""
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", min=3 if name == "ada-set" else 1)
+    return ({0: batch, 1: length},) * (1 + masked)
+
+
+each_mask = pytest.mark.parametrize("masked", [False, True])
+ignore_deprecated = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*are deprecated:UserWarning")
+
+
+@each_head
+@each_mask
+def test_exports_with_free_axes(name: str, masked: bool) -> None:
+    """A program of any number of sets and tokens."""
+    model = Model(name).eval()
+    program = torch.export.export(
+        model, inputs(4, 7, masked), dynamic_shapes=free_axes(name, masked), strict=False
+    ).module()
+    check_sizes(program, model, masked)
+
+
+@ignore_deprecated
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # that the checks of shapes are not in the program
+@each_head
+@each_mask
+def test_traces_with_free_axes(name: str, masked: bool) -> None:
+    """As older tools ask for."""
+    model = Model(name).eval()
+    check_sizes(torch.jit.trace(model, inputs(4, 7, masked)), model, masked)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+@each_head
+@each_mask
+def test_onnx_with_free_axes(name: str, masked: bool) -> None:
+    """By torch's exporter, run by ONNX Runtime."""
+    for needed in ("onnx", "onnxscript"):
+        pytest.importorskip(needed)
+    runtime, model = pytest.importorskip("onnxruntime"), Model(name).eval()
+    axes = free_axes(name, masked)
+    program = torch.onnx.export(model, inputs(4, 7, masked), dynamo=True, dynamic_shapes=axes, verbose=False)
+    session = runtime.InferenceSession(program.model_proto.SerializeToString())
+
+    def run(*given: Tensor) -> Tensor:
+        names = [one.name for one in session.get_inputs()]
+        (out,) = session.run(None, {name: one.numpy() for name, one in zip(names, given, strict=True)})
+        return torch.from_numpy(out)
+
+    check_sizes(run, model, masked)
+
+
+@ignore_deprecated
+@each_adapool
+def test_dynamic_quantization(name: str) -> None:
+    """What is called is quantized; keys and values, of which the weights alone are used, stay as they are."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no engine for quantized layers here")
+    head, given = ADAPOOLS[name](), inputs(4, 7, masked=True)
+    quantized = torch.ao.quantization.quantize_dynamic(head)
+    assert type(quantized.query) is type(quantized.output) is not nn.Linear
+    expected = head(*given)
+    torch.testing.assert_close(quantized(*given), expected, rtol=0, atol=0.03 * expected.abs().max().item())
+    assert quantized.weights(*given).shape == head.weights(*given).shape
+
+
+def test_hooks_on_keys_and_values_never_fire() -> None:
+    """As the docstring says."""
+    head, fired = AdaPool(DIM, 4), []
+    for name in ("query", "key", "value", "output"):
+        getattr(head, name).register_forward_hook(lambda *_, name=name: fired.append(name))
+    head(*inputs(4, 7, masked=True))
+    assert fired == ["query", "output"]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @each_head
 def test_cuda_graph(name: str) -> None:

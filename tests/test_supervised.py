@@ -1,6 +1,7 @@
 """Supervised experiments: networks as the appendix has them, presets, and the scripts from words to tables."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -20,6 +21,7 @@ for needed in ("tyro", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
 network, report, training = (load_supervised(name) for name in ("network", "report", "training"))
 set_task, images = load_supervised("set_task"), load_supervised("images")
+Chance = load_supervised("chance").Chance
 SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
 knn_centroid, aggregation, vision = SCRIPTS.values()
 
@@ -259,20 +261,59 @@ def test_digits_are_normalised():
     assert (task.num_samples, task.num_test) == (1797, 360) and task.data.num_classes == 10
 
 
-def test_validation_images_are_cluttered_the_same_each_time():
-    args = vision.Args(padding=0)
+CHANCES = [None, Chance(1), Chance(1, 1), Chance(2)]
+
+
+def shown(task, index, chance):
+    """A batch, in training if there is chance."""
+    return task.batch(index, None if chance is None else task.draw(index, chance))
+
+
+@pytest.mark.parametrize("chance", CHANCES)
+def test_a_picture_is_of_its_image_whatever_the_batch(chance):
+    """And whatever the task that shows it, which each run makes for itself."""
+    args = vision.Args(padding=2)
     task = vision.Vision(args, "digits on 12")
     assert (task.canvas, task.grid) == (12, 6)
     index = torch.arange(100, 140)
-    first, labels = task.batch(index, None)
-    assert first.shape == (40, 36, 4)
-    for again in (task.batch(index.clone(), None), vision.Vision(args, "digits on 12").batch(index.clone(), None)):
-        assert torch.equal(first, again[0]) and torch.equal(labels, again[1])
-    assert not torch.equal(task.batch(index[1:], None)[0][:1], first[1:2])  # other samples, other clutter
-    generator = torch.Generator().manual_seed(1)
-    drawn = [task.batch(index, generator)[0] for _ in range(2)]
-    assert not torch.equal(*drawn) and not torch.equal(drawn[0], first)
-    assert torch.equal(task.batch(index, torch.Generator().manual_seed(1))[0], drawn[0])
+    whole, labels = shown(task, index, chance)
+    assert whole.shape == (40, 36, 4)
+    batches = [index[3:4], index[:5], index.flip(0), torch.tensor([139, 7, 139]), index[:0]]
+    for some in batches:
+        found, told = shown(vision.Vision(args, "digits on 12"), some, chance)
+        known = [(row, int(number) - 100) for row, number in enumerate(some) if number >= 100]
+        for row, place in known:
+            assert torch.equal(found[row], whole[place]) and told[row] == labels[place]
+
+
+def test_pictures_change_with_seed_and_epoch():
+    task = vision.Vision(vision.Args(padding=2), "digits on 12")
+    index = torch.arange(100, 140)
+    drawn = [shown(task, index, chance)[0] for chance in CHANCES]
+    for one, other in itertools.combinations(drawn, 2):
+        assert not (one == other).flatten(1).all(dim=1).any()
+    assert not (drawn[0][0] == drawn[0][1:]).flatten(1).all(dim=1).any()  # other images, other clutter
+
+
+def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
+    task = vision.Vision(vision.Args(), "digits on 16")
+    built = task.network("maxpool", 1)
+    parts, found = training.split(task, 1), set()
+    for size in (2000, 50, 7):
+        monkeypatch.setattr(training, "EVALUATED", size)
+        found.add(training.mean_error(task, built, parts.test, "cpu"))
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("chance", CHANCES)
+def test_a_picture_is_the_same_on_a_gpu(chance):
+    index = torch.arange(100, 140)
+    found = [
+        shown(vision.Vision(vision.Args(padding=2, device=device), "digits on 12"), index.to(device), chance)[0].cpu()
+        for device in ("cpu", "cuda")
+    ]
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(("padding", "same"), [(0, True), (2, False)])
@@ -281,7 +322,7 @@ def test_images_are_cropped_in_training_alone(padding, same):
     index = torch.arange(50)
     plain, _ = task.batch(index, None)
     assert torch.equal(plain, task.batch(index, None)[0])
-    assert torch.equal(plain, task.batch(index, torch.Generator().manual_seed(1))[0]) is same
+    assert torch.equal(plain, shown(task, index, Chance(1))[0]) is same
 
 
 def test_clutter_is_never_of_test_images():
@@ -582,6 +623,22 @@ def test_bad_words_are_told(tmp_path, capsys, words):
     assert not list(tmp_path.iterdir())
 
 
+REALS = {x.name for script in SCRIPTS.values() for x in dataclasses.fields(script.Args) if x.type == "float"}
+
+
+@pytest.mark.parametrize("name", sorted(REALS))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39, -1e-46])
+def test_real_settings_are_finite_numbers_of_float32(name, value):
+    """No limit of gradients is the one setting that may be infinite."""
+    if name == "max_grad_norm" and value >= 1e39:
+        training.check(vision.Args(max_grad_norm=value), vision.POOLS)
+        return
+    args = vision.Args(**{name: value})
+    check = (vision.Vision, args, "digits") if name == "attention_dropout" else (training.check, args, vision.POOLS)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}={value}')}: must be [^\n]*$"):
+        check[0](*check[1:])
+
+
 @pytest.mark.parametrize("option", ["--data-dir", "--out"])
 def test_folders_that_are_files_are_named(tmp_path, option):
     (tmp_path / "taken").write_text("mine")
@@ -637,7 +694,7 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     sets = set_task.test_sets(args)[:5]
     with torch.no_grad():
         weights = trained.head.weights(trained.encode(sets.double()))
-    near = load_supervised("synthetic").nearest(sets, k)[:, 0]
+    near = load_supervised("synthetic").nearest(sets, k).argmax(dim=1)
     found = bounds.measure(trained, sets, k)
     own = torch.stack([weights[index, :, place] for index, place in enumerate(near)])  # (B, heads)
     assert found.signal == pytest.approx(3 * [(1 - own).mean().item()])

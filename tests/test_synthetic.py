@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import os
 import pickle
 import re
@@ -17,9 +18,11 @@ from conftest import ROOT, load_supervised, posix
 
 torch = pytest.importorskip("torch")
 synthetic = load_supervised("synthetic")
+Chance = load_supervised("chance").Chance
 Sets = synthetic.Sets
 
-SMALL = Sets(num_sets=2300, num_vectors=4, num_features=5, seed=7)  # two blocks and a part
+BLOCK = synthetic.BLOCK
+SMALL = Sets(num_sets=2 * BLOCK + 300, num_vectors=4, num_features=5, seed=7)  # two blocks and a part
 PAPERS_BASELINES = {  # Table 4: k, the centroid of all vectors, the target vector
     1: (0.093, 0.058), 2: (0.071, 0.044), 4: (0.055, 0.040), 8: (0.043, 0.041),
     16: (0.031, 0.048), 32: (0.020, 0.060), 64: (0.008, 0.080), 128: (0.000, 0.126),
@@ -31,20 +34,42 @@ def test_the_values_depend_on_no_number_of_workers(tmp_path, workers):
     loaded = synthetic.load_sets(SMALL, tmp_path, workers)
     assert loaded.shape == SMALL[:3] and loaded.dtype == torch.float32
     assert torch.equal(loaded, synthetic.draw_sets(SMALL))
-    assert not torch.equal(loaded[:300], loaded[1000:1300]) and not torch.equal(loaded[:300], loaded[2000:])
+    assert not torch.equal(loaded[:300], loaded[BLOCK:][:300]) and not torch.equal(loaded[:300], loaded[2 * BLOCK :])
 
 
-@pytest.mark.parametrize("fewer", [1, 999, 1000, 1001, 2299])
+@pytest.mark.parametrize("fewer", [1, BLOCK - 1, BLOCK, BLOCK + 1, SMALL.num_sets - 1])
 def test_a_shorter_data_set_is_the_start_of_a_longer(tmp_path, fewer):
     shorter = SMALL._replace(num_sets=fewer)
     for found in (synthetic.draw_sets(shorter), synthetic.load_sets(shorter, tmp_path)):
         assert torch.equal(found, synthetic.draw_sets(SMALL)[:fewer])
 
 
-def test_seeds_and_blocks_differ():
-    drawn = [synthetic.draw_block(SMALL._replace(seed=seed), block) for seed in (0, 1, 42) for block in (0, 1, 42)]
-    assert not any(torch.isclose(one, other).all(dim=2).any() for one, other in permutations(drawn, 2))
-    assert torch.equal(drawn[3], synthetic.draw_block(SMALL._replace(seed=1), 0))
+def test_a_set_is_of_its_number_whatever_is_drawn_with_it():
+    whole = synthetic.draw_sets(SMALL)
+    for items in ([3], [0, 1, 2], [1300, 3, 3, 700], []):
+        assert torch.equal(synthetic.draw(SMALL, torch.tensor(items, dtype=torch.int64)), whole[items])
+
+
+def test_sets_of_torchs_own_numbers_are_those_of_numpys(monkeypatch):
+    """As they are drawn on a GPU."""
+    items = torch.arange(50)
+    numpys = synthetic.draw(SMALL, items)
+    monkeypatch.setattr(Chance, "draw", Chance._draw)
+    assert torch.equal(synthetic.draw(SMALL, items), numpys)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_sets_on_a_gpu_are_those_on_a_cpu():
+    sets = Sets(5000, 16, 16)
+    torch.testing.assert_close(synthetic.draw_sets(sets, "cuda").cpu(), synthetic.draw_sets(sets), rtol=0, atol=2e-6)
+
+
+def test_seeds_and_sets_differ():
+    items = torch.tensor([*range(100), 2**31, 2**32, 2**40])
+    drawn = [synthetic.draw(SMALL._replace(seed=seed), items).flatten(1) for seed in (0, 1, 42, 2**32, 2**63 - 1)]
+    numbers = torch.cat(drawn).sort(dim=1).values
+    assert len(numbers.unique(dim=0)) == len(numbers) == 515
+    assert (numbers[:, 1:] == numbers[:, :-1]).float().mean() < 1e-3  # and within a set
 
 
 def test_the_global_random_states_are_neither_read_nor_changed(tmp_path):
@@ -64,8 +89,8 @@ def test_the_global_random_states_are_neither_read_nor_changed(tmp_path):
 def test_the_file_is_written_once(tmp_path, monkeypatch):
     folder = tmp_path / "new" / "folder"
     first = synthetic.load_sets(SMALL, folder)
-    assert [path.name for path in folder.iterdir()] == ["sets-v1-seed7-2300x4x5.npy"]
-    monkeypatch.setattr(synthetic, "draw_block", None)
+    assert [path.name for path in folder.iterdir()] == [f"sets-v2-seed7-{SMALL.num_sets}x4x5.npy"]
+    monkeypatch.setattr(synthetic, "draw", None)
     again = synthetic.load_sets(SMALL, folder)
     assert torch.equal(first, again)
     kept = again.clone()
@@ -80,14 +105,14 @@ def test_other_sets_have_another_file(field):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
 def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch, error):
-    draw = synthetic.draw_block
+    draw = synthetic.draw
 
-    def fail(sets, block):
-        if block == 1:
+    def fail(sets, items):
+        if BLOCK in items:
             raise error("stop")
-        return draw(sets, block)
+        return draw(sets, items)
 
-    monkeypatch.setattr(synthetic, "draw_block", fail)
+    monkeypatch.setattr(synthetic, "draw", fail)
     with pytest.raises(error):
         synthetic.load_sets(SMALL, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -101,12 +126,12 @@ def test_a_kill_while_writing_leaves_no_file_of_that_name(tmp_path):
 import os, signal, sys
 from pathlib import Path
 import synthetic
-draw = synthetic.draw_block
-synthetic.draw_block = lambda sets, block: os.kill(os.getpid(), signal.SIGKILL) if block == 2 else draw(sets, block)
-synthetic.load_sets(synthetic.Sets(2300, 4, 5, 7), Path(sys.argv[1]), workers=1)
+draw, last = synthetic.draw, int(sys.argv[2]) - 1
+synthetic.draw = lambda sets, some: os.kill(os.getpid(), signal.SIGKILL) if last in some else draw(sets, some)
+synthetic.load_sets(synthetic.Sets(last + 1, 4, 5, 7), Path(sys.argv[1]), workers=1)
 """
     path = os.pathsep.join([str(ROOT / "supervised"), str(ROOT)])
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", code, str(tmp_path), str(SMALL.num_sets)]
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) and not (tmp_path / SMALL.file_name).exists()
     assert torch.equal(synthetic.load_sets(SMALL, tmp_path), synthetic.draw_sets(SMALL))
@@ -148,7 +173,7 @@ def saved(save, values):
 @pytest.mark.parametrize(
     "content",
     [
-        lying((2300, 4, 5)),
+        lying(SMALL[:3]),
         lying((10**12, 10**12, 10**12)),
         lying((-1, 4, 5)),
         saved(np.save, np.array([Evil()], object)),
@@ -175,11 +200,13 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         synthetic.load_sets(SMALL, tmp_path)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((2300, 5, 4), "float32"), ((2299, 4, 5), "f4"), ((2300, 4, 5), "f8")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((SMALL.num_sets, 5, 4), "float32"), ((3, 4, 5), "f4"), (SMALL[:3], "f8")]
+)
 def test_a_file_of_something_else_is_refused(tmp_path, shape, dtype):
     path = tmp_path / SMALL.file_name
     np.save(path, np.zeros(shape, dtype))
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} holds .*, not float32 \(2300, 4, 5\)"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} holds .*, not float32 \({SMALL.num_sets}, 4, 5\)"):
         synthetic.load_sets(SMALL, tmp_path)
 
 
@@ -195,6 +222,13 @@ def test_numbers_too_small_are_named(tmp_path, field, value, least):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("field", "value", "most"), [("seed", 2**63, 2**63 - 1), ("num_vectors", 2**22, 2**24 // 5)])
+def test_numbers_too_large_are_named(field, value, most):
+    """A stream of chance has 2²⁴ numbers."""
+    with pytest.raises(ValueError, match=f"^{field}={value}: must be at most {most}$"):
+        synthetic.draw_sets(SMALL._replace(**{field: value}))
+
+
 def test_workers_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"^workers=0: must be at least 1$"):
         synthetic.load_sets(SMALL, tmp_path, 0)
@@ -205,13 +239,12 @@ def test_workers_are_named(tmp_path):
 KINDS = ("normal", "exponential", "uniform")
 
 
-def long_columns(monkeypatch, num_features, count=300, num_vectors=2000):
+def long_columns(num_features, count=300, num_vectors=2000):
     """Columns of so many vectors that each shows its kind (count, N, D), times sqrt(D), and the kinds (count, D).
 
     Excess kurtosis and skewness: normal 0 and 0, uniform -1.2 and 0, exponential 6 and ±2.
     """
-    monkeypatch.setattr(synthetic, "BLOCK", count)
-    sets = synthetic.draw_block(Sets(count, num_vectors, num_features, 1), 0).numpy() * np.sqrt(num_features)
+    sets = synthetic.draw_sets(Sets(count, num_vectors, num_features, 1)).numpy() * np.sqrt(num_features)
     centred = sets - sets.mean(axis=1, keepdims=True)
     unit = centred / centred.std(axis=1, keepdims=True)
     skewness, kurtosis = (unit**3).mean(axis=1), (unit**4).mean(axis=1) - 3
@@ -219,8 +252,8 @@ def long_columns(monkeypatch, num_features, count=300, num_vectors=2000):
 
 
 @pytest.mark.parametrize("num_features", [1, 2, 3, 5, 16])
-def test_columns_of_each_kind(monkeypatch, num_features):
-    _, kinds = long_columns(monkeypatch, num_features, num_vectors=500 if num_features < 16 else 1000)
+def test_columns_of_each_kind(num_features):
+    _, kinds = long_columns(num_features, num_vectors=500 if num_features < 16 else 1000)
     counts = np.stack([(kinds == kind).sum(axis=1) for kind in range(3)], axis=1)  # (sets, 3)
     each, rest = divmod(num_features, 3)
     assert (counts >= each).all() and (counts.sum(axis=1) == num_features).all()
@@ -236,8 +269,8 @@ def test_columns_of_each_kind(monkeypatch, num_features):
         assert set(map(tuple, kinds.tolist())) == set(permutations(range(3)))
 
 
-def test_columns_are_drawn_each_for_itself(monkeypatch):
-    sets, _ = long_columns(monkeypatch, 16, count=20)
+def test_columns_are_drawn_each_for_itself():
+    sets, _ = long_columns(16, count=20)
     together = np.corrcoef(np.concatenate([*sets.transpose(0, 2, 1)]))
     assert abs(together - np.eye(len(together))).max() < 0.15  # 5 standard errors at N = 2000 are 0.11
 
@@ -251,8 +284,8 @@ def assert_fills(values, low, high, noise):
                                atol=0.07 * width)  # fmt: skip
 
 
-def test_ranges_of_the_parameters(monkeypatch):
-    sets, kinds = long_columns(monkeypatch, 16)
+def test_ranges_of_the_parameters():
+    sets, kinds = long_columns(16)
     normal, exponential, uniform = (sets.transpose(0, 2, 1)[kinds == kind] for kind in range(3))  # (columns, N)
     assert_fills(normal.mean(axis=1), -3, 3, 0.2)
     assert_fills(normal.std(axis=1), 1, 3, 0.15)
@@ -289,7 +322,9 @@ SETS = torch.randn(40, 12, 3, generator=torch.Generator().manual_seed(0))
 
 
 def indices(sets, k):
-    return [sorted(row) for row in synthetic.nearest(sets, k).tolist()]
+    shares = synthetic.nearest(sets, k)
+    assert set(shares.unique().tolist()) <= {0, 1} and shares.dtype == sets.dtype
+    return [row.nonzero()[:, 0].tolist() for row in shares]
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 11])
@@ -314,6 +349,21 @@ def test_the_first_is_left_out_by_its_place(duplicates):
     assert indices(sets, duplicates) == [list(range(12 - duplicates, 12))] * 40
     assert torch.allclose(synthetic.centroids(sets, duplicates), sets[:, 0], atol=1e-6)
     assert all(0 not in row and len(set(row)) == 11 for row in indices(sets, 11))
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_ties_are_shared_in_any_order(k):
+    """Distances of 0, 1, 1, 1, 4, 4 and 9: those that tie for the last place count alike, whatever their order."""
+    points = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1], [-1, 0], [2, 0], [0, -2], [3, 0]], dtype=torch.float32)
+    orders = [[0, *(1 + place for place in order)] for order in itertools.islice(permutations(range(7)), 0, None, 101)]
+    sets = points[torch.tensor(orders)]
+    squares = [0, 1, 1, 1, 4, 4, 9]
+    last = squares[k - 1]
+    share = (k - sum(x < last for x in squares)) / squares.count(last)
+    shares = torch.tensor([0.0, *((x < last) + share * (x == last) for x in squares)])
+    expected = (shares[:, None] * points).sum(dim=0) / k
+    torch.testing.assert_close(synthetic.nearest(sets, k), shares[torch.tensor(orders)])
+    torch.testing.assert_close(synthetic.centroids(sets, k), expected.expand(len(orders), 2), rtol=0, atol=1e-6)
 
 
 def test_k_of_all_vectors_gives_all_others():

@@ -65,12 +65,16 @@ class Fake:
         torch.nn.init.constant_(self.net.weight, 0.5)
         return self.net
 
-    def batch(self, index, generator):
+    def draw(self, index, chance):
+        return index[:, None]
+
+    def batch(self, index, numbers):
+        assert numbers is None or numbers[:, 0].tolist() == index.tolist()  # each sample gets its own
         if self.stop_at is not None and len(self.log) == self.stop_at:
             raise KeyboardInterrupt
-        assert self.net.training == (generator is not None) == torch.is_grad_enabled()
-        self.log.append((generator is not None, index.tolist()))
-        if generator is None:
+        assert self.net.training == (numbers is not None) == torch.is_grad_enabled()
+        self.log.append((numbers is not None, index.tolist()))
+        if numbers is None:
             self.weights.append(self.net.weight.item())
         return self.inputs[index], 3 * self.inputs[index]
 
@@ -235,10 +239,10 @@ def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool)
     task = aggregation.make_task(args[1], "max")
     batch, count = task.batch, iter(range(100))
 
-    def stop(index, generator):
+    def stop(index, numbers):
         if next(count) == 8:  # in the second epoch, of 5 + 1 batches
             raise KeyboardInterrupt
-        return batch(index, generator)
+        return batch(index, numbers)
 
     monkeypatch.setattr(task, "batch", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -339,7 +343,7 @@ OTHER = {
 
 
 def test_a_run_goes_on_where_it_began(tmp_path):
-    """Another kind of device draws other sets of the same kind, and another dropout."""
+    """Another kind of device draws another dropout."""
     stop(tmp_path, 7)
     (path,) = tmp_path.rglob("checkpoint.pt")
     content = training.runs.load_checkpoint(path)
@@ -610,7 +614,7 @@ def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
         ({"heads": 2, "width": 3}, "heads=2: must divide width=3"),
         ({"dropout": 1.0}, "dropout=1.0: must be from 0 to below 1"),
         ({"init_std": 0.0}, "init_std=0.0: must be above 0"),
-        ({"init_std": math.inf}, "init_std=inf: must be above 0"),
+        ({"init_std": math.inf}, "init_std=inf: must be finite"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, change, message):
@@ -650,10 +654,10 @@ import aggregation, training
 from set_task import SetTask
 
 class Slow(SetTask):
-    def batch(self, index, generator):
-        if generator is not None and not Path(__file__).with_name("hurry").exists():
+    def batch(self, index, numbers):
+        if numbers is not None and not Path(__file__).with_name("hurry").exists():
             time.sleep(0.15)
-        return super().batch(index, generator)
+        return super().batch(index, numbers)
 
 def make_task(args, column):
     return Slow(args, aggregation.TARGETS[column])
