@@ -191,7 +191,7 @@ class Metrics:
         row = {"global_step": step, **values}
         self._check(row)
         self.rows.append(row)
-        with naming(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "a", newline="", encoding="utf-8", opener=_open_existing) as file:
             file.write(self._text([row], header=False))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
@@ -222,6 +222,11 @@ class Metrics:
             writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
+
+
+def _open_existing(path: str, flags: int) -> int:
+    """Open a file without making it: one that vanished would begin again without its header."""
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -531,7 +536,8 @@ def stop_signals() -> list[signal.Signals]:
     """
     asked = [signal.SIGINT, signal.SIGTERM]
     here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGUSR1", "SIGBREAK")]  # the last on Windows alone
-    return asked + [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
+    asked += [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in asked if signal.getsignal(number) is not None]  # one of C could not be set again
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -174,7 +175,7 @@ def main(argv: Sequence[str]) -> None:
         found.setdefault(k, []).append(measure(network, test_sets(settings)[: args.num_sets], k))
     levels = {k: average(found[k]) for k in sorted(found)}
     text = table(levels)
-    command = f"python supervised/bounds.py {' '.join(argv)}".strip()
+    command = shlex.join(["python", "supervised/bounds.py", *argv])
     write_atomically(args.runs / "bounds.md", f"`{command}`, commit {runs.commit()}\n\n{text}\n")
     draw(levels, args.runs / "bounds.png")
     print(f"{text}\nsee bounds.md and bounds.png in {args.runs}")

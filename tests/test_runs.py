@@ -606,6 +606,24 @@ def test_another_error_of_torch_stays():
 
 
 @posix
+def test_a_folder_too_deep_for_a_runs_files_is_refused_at_once(tmp_path):
+    folder = tmp_path
+    while len(str(folder)) < 4000:
+        folder /= "d" * min(200, 4000 - len(str(folder)))
+    folder.mkdir(parents=True)
+    with pytest.raises(OSError, match="File name too long"):
+        runs.lock(folder)
+
+
+@pytest.mark.usefixtures("no_board")
+def test_metrics_that_vanish_are_not_begun_again(tmp_path):
+    metrics = runs.Metrics(tmp_path, NAMES)
+    metrics.path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"metrics\.csv"):
+        metrics.add(64, dict.fromkeys(NAMES, 0.0))
+
+
+@posix
 def test_the_signal_of_slurm_stops_too():
     assert signal.SIGUSR1 in runs.stop_signals()
 
