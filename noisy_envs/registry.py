@@ -18,9 +18,10 @@ from noisy_envs.cores.simple_tag import MPE, SimpleTag
 from noisy_envs.options import check_choice
 
 SINGLE = "noisy_envs.shells.single:TokenEnv"  # entry points, for a game of your own too
+PICTURES = "noisy_envs.shells.single:PictureEnv"  # of a game that has no render mode "ansi"
 VECTOR = "noisy_envs.shells.vector:TokenVectorEnv"
 
-CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
+CORES: dict[str, Any] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
@@ -165,7 +166,7 @@ def register() -> None:
         if env_id not in gymnasium.registry:
             gymnasium.register(
                 env_id,
-                entry_point=SINGLE,
+                entry_point=SINGLE if "ansi" in CORES[game].render_modes else PICTURES,
                 vector_entry_point=VECTOR,
                 kwargs={"game": game, **parameters},
             )

@@ -104,8 +104,9 @@ class BoxWorld(SingleAgentGame):
     * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not
       overlap are for training and for evaluation.
     * `step_cost`, `blocked_cost`: taken from the reward of each step, of each blocked move.
-    * `max_steps`: steps of an episode, the paper's; raise it with `size` and `goal_length`: with `goal_length=6` the
-      oracle gets 8.5 of 15 in 30 steps, all in 200 (`noisy_envs.reference`).
+    * `max_steps`: steps of an episode, the paper's; Gymnasium's `max_episode_steps` can only be fewer. Raise it with
+      `size` and `goal_length`: with `goal_length=6` the oracle gets 8.5 of 15 in 30 steps, all in 200
+      (`noisy_envs.reference`).
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes. At most 1 fits on size 3 and 4, 5 on 5 and
     6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.

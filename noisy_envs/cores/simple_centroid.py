@@ -81,7 +81,7 @@ class SimpleCentroid(ParticleGame):
     * `num_agents`: learning agents. The PettingZoo view drives them all; elsewhere the first learns.
     * `num_signal`, `num_noise`: a number, or a range (low, high) drawn anew each episode.
     * `continuous_actions`: five numbers, or one of five integers.
-    * `max_steps`: steps of an episode.
+    * `max_steps`: steps of an episode; Gymnasium's `max_episode_steps` can only be fewer.
     * `other_policy`: of agents that do not learn: "random", "still", "oracle", or a pure function
       (tokens (B, N, 5), u) -> action, where u and action are (B, 5), or (B,) when actions are discrete; u is U[0, 1).
     * `reward_shape`: "sqrt" as in the paper, or "linear".
