@@ -88,6 +88,8 @@ def test_example(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))  # examples may add to it
     runpy.run_path(str(path), run_name="__main__")
+    if name == "noise_sweep.py":  # noise alone varies
+        assert len(set(re.findall(r"random .*", capsys.readouterr().out))) == 1
     if name in LEARN:
         first, *_, last = map(float, re.findall(r"return (-[\d.]+)", capsys.readouterr().out))
         assert last > first + 0.3  # of the 1.5 between random play and the oracle
