@@ -102,9 +102,29 @@ class Level(NamedTuple):
         return registry.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
-    def options(self) -> dict[str, int]:
-        """The game's options, beside the id's own."""
+    def noise(self) -> dict[str, Any]:
+        """The option that sets the noise, if not the id does."""
         return {} if self.num_noise is None else {registry.NOISE[registry.find(self.env_id)[0]]: self.num_noise}
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """The option by which all levels of one id start alike, as the id itself, whatever the words for the agents."""
+        return registry.start_of(self.env_id, {}) if self.noise else {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The game's options, beside the id's own."""
+        return self.noise | self.start
+
+    def words(self, common: Sequence[str]) -> list[str]:
+        """Return the words of an agent: the common ones, and among their options how the level starts."""
+        words = [part for word in common for part in (word.split("=", 1) if word.startswith("--options=") else [word])]
+        if not self.start or any(word.startswith("spread=") for word in words):
+            return words
+        if "--options" not in words:
+            words.append("--options")
+        place = words.index("--options") + 1
+        return [*words[:place], *(f"{name}={value}" for name, value in self.start.items()), *words[place:]]
 
     @property
     def foreign(self) -> Game | None:
@@ -316,7 +336,8 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
         return False
     with runs.taking_up((cell.run() or cell.folder) / "summary.json"):
         recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
-    asked = {**settings(words), "env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
+    asked = settings(cell.level.words(words))
+    asked |= {"env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
     asked["num_noise"] = "" if cell.level.num_noise is None else str(cell.level.num_noise)
     for name, value in asked.items():
         if name in recorded and not agrees(value, recorded[name]):
@@ -395,7 +416,7 @@ def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
         return [*command, "--resume", str(run)]
     noise = [] if cell.level.num_noise is None else ["--num-noise", str(cell.level.num_noise)]
     command += ["--env-id", cell.level.env_id, *noise, "--seed", str(cell.seed)]
-    return [*command, "--run-dir", str(cell.folder), "--no-gif", *words]
+    return [*command, "--run-dir", str(cell.folder), "--no-gif", *cell.level.words(words)]
 
 
 def begin(command: list[str], file: IO[bytes], lock: int) -> subprocess.Popen[bytes]:

@@ -651,6 +651,22 @@ def update(
 
 
 def env_options(args: Args) -> dict[str, Any]:
+    """Return the options of the environment; where the settings ask for a range, a start does not tell the number.
+
+    Raises:
+        ValueError, TypeError: as `asked_options` and `registry.same_start` do.
+    """
+    options = asked_options(args)
+    return options | registry.same_start(args.env_id, options)
+
+
+def as_trained(args: Args, trained: Args) -> Args:
+    """Return the settings of an evaluation whose worlds start as those of training, `trained`, at whatever noise."""
+    start = registry.same_start(args.env_id, asked_options(args), (trained.env_id, env_options(trained)))
+    return dataclasses.replace(args, options=(*args.options, *(f"{name}={start[name]}" for name in start)))
+
+
+def asked_options(args: Args) -> dict[str, Any]:
     """Return the options of the environment that the settings ask for.
 
     Raises:
@@ -798,6 +814,15 @@ def evaluate(agent: Agent, args: Args, episodes: int, trained: Args | None = Non
     if not total.isfinite().all():
         raise FloatingPointError(f"{args.env_id} gave a return that is not finite")
     return total.cpu().numpy()
+
+
+def overlap(args: Args, trained: Args) -> dict[str, float]:
+    """Return which share of an evaluation's levels, by what lies in them, are among those of training; {} without."""
+    bank = game_of(trained)
+    if not hasattr(bank, "known"):
+        return {}
+    envs, _ = make_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, "evaluate", trained=trained)
+    return {"known_levels": bank.known(envs.core.text(envs.state))}
 
 
 def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarray]:
@@ -1233,6 +1258,7 @@ class Trainer:
             "seed": args.seed,
             "steps": self.step,
             **score(evaluate(agent, args, args.eval_episodes), self.references, args.seed),
+            **overlap(args, args),
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in self.agent.parameters()),
             "train_seconds": self.seconds,
@@ -1283,6 +1309,13 @@ def in_words(found: dict[str, Any], args: Args) -> str:
     return text if name == "return" else f"{text}, return {found['return']:.3f}"
 
 
+def episodes_in_words(found: dict[str, Any], args: Args) -> str:
+    """Say over how many episodes an evaluation was, and whether training drew from their levels too."""
+    known = found.get("known_levels")
+    kind = f"episodes, {100 * known:.3g} % on levels of training" if known else "unseen episodes"
+    return f"{args.eval_episodes} {kind}"
+
+
 def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
     """Evaluate each checkpoint at each noise, and leave table, matrix and film in files; returns the table's rows.
 
@@ -1302,17 +1335,18 @@ def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
         for noise in noises or [own.num_noise]:
             here = dataclasses.replace(asked, num_noise=noise)
             check(here)
+            here = as_trained(here, own)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
             load_weights(agent, runs.checkpoint_path(path), content)
             players.append((path, own, here, agent))
     folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
     rows = []
     for path, own, here, agent in players:
-        found = score(evaluate(agent, here, here.eval_episodes, own), references(here), here.seed)
+        found = score(evaluate(agent, here, here.eval_episodes, own), references(here), here.seed) | overlap(here, own)
         told = {"run": str(path), "seed": own.seed, "env_id": here.env_id}
         told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
-        print(f"{name_of(path, here)}: {in_words(found, here)}")
+        print(f"{name_of(path, here)}: {in_words(found, here)} over {episodes_in_words(found, here)}")
     head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
     runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
@@ -1400,7 +1434,7 @@ def train(args: Args) -> dict[str, Any]:
     if RANK == 0:
         first = f", {trainer.first_seconds:.0f} of them for the first update; {trainer.speed:,.0f} steps/s after it"
         print(
-            f"{in_words(summary, args)} over {args.eval_episodes} unseen episodes, "
+            f"{in_words(summary, args)} over {episodes_in_words(summary, args)}, "
             f"trained in {trainer.seconds:.0f} s{first if trainer.speed > 0 else ''}\n"
             f"see curve.png, {'episode.gif, ' if draws(args) else ''}metrics.csv and summary.json in {trainer.folder}"
         )

@@ -6,7 +6,8 @@ import gymnasium
 
 import noisy_envs  # noqa: F401  registers the ids
 
-env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28))
+# the spread fixes where agent and signal start, which else would tell how much noise there is
+env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28), spread=2.5)
 env.action_space.seed(0)
 tokens, info = env.reset(seed=0)
 total, ended = 0.0, False

@@ -16,7 +16,7 @@ from noisy_envs.theory import optimal_pool, signal_loss
 
 def worlds(num_noise: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return the first tokens of 1,024 worlds, (B, N, 8) with roles one-hot, and which of them are signal (B, N)."""
-    envs = gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 1024, num_noise=num_noise)
+    envs = gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 1024, num_noise=num_noise, spread=2.0)  # at any noise
     tokens, info = envs.reset(seed=seed)
     rows, signal = torch.from_numpy(tokens), torch.from_numpy(info["signal_mask"])
     return torch.cat([rows[..., :4], one_hot(rows[..., 4].long(), 4)], dim=2), signal

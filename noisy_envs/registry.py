@@ -15,12 +15,13 @@ import gymnasium
 from noisy_envs.cores.box_world import BoxWorld
 from noisy_envs.cores.simple_centroid import SimpleCentroid
 from noisy_envs.cores.simple_tag import MPE, SimpleTag
-from noisy_envs.options import check_choice
+from noisy_envs.options import build, check_choice
 
 SINGLE = "noisy_envs.shells.single:TokenEnv"  # entry points, for a game of your own too
+PICTURES = "noisy_envs.shells.single:PictureEnv"  # of a game that has no render mode "ansi"
 VECTOR = "noisy_envs.shells.vector:TokenVectorEnv"
 
-CORES: dict[str, type] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
+CORES: dict[str, Any] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
@@ -160,13 +161,38 @@ def held_out(
     return {"start_level": known.stop} if asked.start < known.stop and known.start < asked.stop else {}
 
 
+def start_of(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the option by which other worlds start as those of an id with its options, at their largest numbers.
+
+    That is SimpleCentroid's `spread`; in all other games noise moves neither agents nor signal, and it is {}.
+
+    Raises:
+        ValueError, TypeError: an option that the game does not take.
+    """
+    game, parameters = find(env_id)
+    return {"spread": build(CORES[game], parameters | options).largest_spread} if game == SimpleCentroid.name else {}
+
+
+def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return what to add to the `options` of an id, so that another noise changes the noise alone, see `start_of`.
+
+    It is nothing where they say it themselves, or worlds start alike without. `like` are an id and options to start
+    as; without, ranges among `options` start as their largest numbers do, so that a start tells no number.
+    """
+    start, own = start_of(*(like or (env_id, options))), start_of(env_id, options)
+    if not own or "spread" in options:
+        return {}
+    game, parameters = find(env_id)
+    return start if start != own or build(CORES[game], parameters | options).padded else {}
+
+
 def register() -> None:
     """Register every id with Gymnasium; again does no harm."""
     for env_id, (game, parameters) in ENVIRONMENTS.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(
                 env_id,
-                entry_point=SINGLE,
+                entry_point=SINGLE if "ansi" in CORES[game].render_modes else PICTURES,
                 vector_entry_point=VECTOR,
                 kwargs={"game": game, **parameters},
             )

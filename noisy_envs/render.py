@@ -205,13 +205,11 @@ class Renderer:
             meaning: what they are, in the legend.
 
         Returns:
-            A new array uint8 (size, size, 3), or None in mode "human".
-
-        Raises:
-            RuntimeError: the person has closed the window.
+            A new array uint8 (size, size, 3), or None in mode "human", where nothing is drawn any more once the person
+            has closed the window.
         """
         if self._window.dismissed:
-            raise RuntimeError("the window was closed; after close() a drawing opens a new one")
+            return None
         halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
         own = getattr(self.core, "scene", None)
         scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)

@@ -28,13 +28,14 @@ MEANINGS = ("weight", "influence")
 class Trained:
     """The agent of a checkpoint, as the run's own evaluation plays it, on the CPU.
 
-    Of its files it uses `load_args`, `check`, `unseen`, `team`, `make_envs`, `plain_agent`, `load_weights`, `decide`
-    and the agent's `token_weights`.
+    Of its files it uses `load_args`, `check`, `as_trained`, `unseen`, `team`, `make_envs`, `plain_agent`,
+    `load_weights`, `decide` and the agent's `token_weights`.
 
     Args:
         path: a run's folder, or its checkpoint.
         env_id: an id of the game that it learned; None for the very one.
-        noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has.
+        noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has. All
+            others start as in training.
         agents: the folder of agents/ppo_*.py.
         meaning: what it gives of each token, "weight" in the pool, or "influence" on the action.
 
@@ -59,8 +60,10 @@ class Trained:
             raise ValueError(f"policy={str(path)!r}: learned another game than {env_id}, {saved.env_id}")
         trained_with = saved.num_noise if env_id == saved.env_id else ()
         num_noise = trained_with if noise is None else (noise,)
-        self._args = args = dataclasses.replace(saved, env_id=env_id, num_noise=num_noise, device="cpu", track=False)
+        here = {"env_id": env_id, "num_noise": num_noise, "evaluate": (path,), "device": "cpu", "track": False}
+        args = dataclasses.replace(saved, **here)
         self._file.check(args)
+        self._args = args = self._file.as_trained(args, saved)
         self.team, self.options = self._file.team(args), self._file.unseen(args, saved)
         self.seed = runs.environment_seed(args.seed, "evaluate")
         self._agent = self._file.plain_agent(args, self._file.make_envs(args, 1, "evaluate")[0])

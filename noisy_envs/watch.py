@@ -12,7 +12,7 @@ from noisy_envs.arrays import Array
 from noisy_envs.cores import Core
 from noisy_envs.foreign import Game, OneForeign
 from noisy_envs.options import Count, build, check_choice, highest
-from noisy_envs.registry import CORES, FOREIGN, NOISE, find, in_words
+from noisy_envs.registry import CORES, FOREIGN, NOISE, find, in_words, same_start
 from noisy_envs.shells.common import casting, driven, follow
 from noisy_envs.shells.episode import RENDER_FPS, Episode
 from noisy_envs.window import Window, strokes
@@ -79,7 +79,7 @@ class Reference:
     Args:
         name: one of the game's `core.policies`.
         env_id: any id.
-        noise: how many noise tokens, if not as many as the id has.
+        noise: how many noise tokens, if not as many as the id has; nobody else starts elsewhere by it.
         seed: of its episodes, and of what it draws itself.
 
     Raises:
@@ -95,7 +95,8 @@ class Reference:
         if noise is not None and game not in NOISE:
             raise ValueError(f"num_noise={noise}: {env_id} has none, only {in_words(NOISE)}")
         self.name, self.env_id, self.seed = name, env_id, seed
-        self.options = {} if noise is None else {NOISE[game]: noise}
+        asked = {} if noise is None else {NOISE[game]: noise}
+        self.options = asked | same_start(env_id, asked, (env_id, {}))
         self._random = np.random.default_rng(seed)
 
     def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, None]:
@@ -175,7 +176,8 @@ class Show:
     def add_noise(self, number: int) -> None:
         """Begin the episode of this number anew with so many more noise tokens; in a game without them do nothing."""
         if self._dial is not None and self.noise is not None:
-            self._options[self._dial] = max(0, highest(self.noise) + number)
+            asked = self._options | {self._dial: max(0, highest(self.noise) + number)}
+            self._options = asked | same_start(self.env_id, asked, (self.env_id, self._options))
             self._begin(self.episode.number)
 
     def _begin(self, number: int) -> None:

@@ -35,9 +35,10 @@ class Window:
         window.flip()
         clock.tick(self.fps)
         for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion fills the queue
-            if getattr(event, "window", None) is not window:
+            own = getattr(event, "window", None) is window
+            if not own or event.type == pygame.WINDOWCLOSE:  # which the program may wait for too, see `strokes`
                 pygame.event.post(event)
-            elif event.type == pygame.WINDOWCLOSE:
+            if own and event.type == pygame.WINDOWCLOSE:
                 self.close()
                 self.dismissed = True
 

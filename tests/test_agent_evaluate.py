@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 from noisy_envs import registry, runs
+from noisy_envs.cores.levels import draw_level
 from noisy_envs.reference import reference_returns
 from noisy_envs.shells.parallel import ParallelTokenEnv
 
@@ -142,7 +144,8 @@ def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, traine
     assert [(row["trained"], row["evaluated"]) for row in found] == list(product(trained, noises))
     assert [row["run"] for row in found] == [str(run) for _, run in trained.values() for _ in noises]
     for row in found:
-        random, oracle = reference_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"]})
+        start = {} if row["evaluated"] == row["trained"] else {"spread": {4: 2.0, 28: 2.5}[row["trained"]]}
+        random, oracle = reference_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"], **start})
         assert (row["return_random"], row["return_oracle"]) == (random, oracle)
         assert row["score"] == pytest.approx((row["return"] - random) / (oracle - random))
         assert row["score_95"][0] <= row["score"] <= row["score_95"][1]
@@ -150,7 +153,76 @@ def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, traine
         if row["trained"] == row["evaluated"]:
             assert row["return"] == trained[row["trained"]][0]["return"]
     assert len({row["return"] for row in found}) == 6
-    assert len({row["return_random"] for row in found}) > 1
+    assert len({row["return_random"] for row in found}) == len(trained)  # other noise changes nothing but the noise
+
+
+TRAINED = {  # settings of training, and how far agents and signal start from the origin then
+    "the id": ([], 2.0),
+    "noise": (["--num-noise", "28"], 2.5),
+    "range": (["--options", "num_noise=(0, 28)"], 2.5),
+    "ranges": (["--options", "num_signal=(1, 35)", "num_noise=(0, 28)"], 3.0),
+    "own spread": (["--options", "num_noise=(0, 28)", "spread=1.5"], 1.5),
+    "an id of the paper": (["--env-id", "noisy_envs/SimpleCentroid-1v1v30-v0", "--preset", "fast"], 2.5),
+}
+
+
+@pytest.mark.parametrize(("words", "spread"), TRAINED.values(), ids=TRAINED)
+def test_other_noise_moves_neither_agents_nor_signal(ppo, words, spread):
+    own = ppo.parse(words)
+    asked = [dataclasses.replace(own, num_noise=(noise,), evaluate=("run",)) for noise in (0, 28, 60)]
+    if own.options == ():
+        asked.append(dataclasses.replace(own, options=("num_noise=(0, 60)",), num_noise=()))
+    starts = [
+        ppo.make_envs(args, 512, "evaluate", trained=own)[0].state.mover
+        for args in (own, *(ppo.as_trained(args, own) for args in asked))
+    ]
+    assert all(torch.equal(start, starts[0]) for start in starts)
+    assert 0.99 * spread < starts[0][..., :2].abs().max() <= spread * (1 + 1e-6)
+
+
+def test_a_start_does_not_tell_how_much_noise_a_range_drew(ppo):
+    reach = {}
+    for told in ([], ["spread=None"]):  # the paper's rule, if it is asked for
+        args = ppo.parse(["--options", "num_noise=(0, 252)", *told])
+        state = ppo.make_envs(args, 4096, "train")[0].state
+        noise = (state.landmark[..., 4] >= 0).sum(dim=1)
+        reach[bool(told)] = [state.mover[few, :, :2].abs().max().item() for few in (noise < 12, noise > 200)]
+    assert min(reach[False]) > 3.9 and reach[True][0] <= 2 and reach[True][1] > 3.9
+
+
+def test_references_are_of_the_start_that_was_played(ppo):
+    own = ppo.parse([])
+    found = [ppo.references(ppo.as_trained(dataclasses.replace(own, num_noise=(noise,)), own)) for noise in (0, 28, 60)]
+    assert found[0] == found[1] == found[2] and found[0].oracle == pytest.approx(ppo.references(own).oracle, abs=0.01)
+
+
+SMALL = ["--env-id", BOX, "--options", "size=3", "num_distractors=0", "num_levels=2000", "max_steps=3"]
+
+
+def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_path, capsys):
+    summary, run = train_tiny(ppo, tmp_path / "run", *SMALL, "--eval-episodes", "200")
+    recipe = ppo.game_of(ppo.load_args(run)).recipe
+    args = ppo.load_args(run)
+    asked = ppo.make_envs(args, 200, "evaluate")[0].state.level.tolist()
+    assert not set(asked) & set(range(2000))
+    bank = {draw_level(recipe, number) for number in range(2000)}
+    share = np.mean([draw_level(recipe, number) in bank for number in asked])
+    assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
+    told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
+    assert told in capsys.readouterr().out
+    (row,), _ = evaluate(ppo, tmp_path / "out", run)
+    assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [([], {"known_levels": 0.0}), (["--env-id", CENTROID], {}), (["--env-id", "CartPole-v1"], {})],
+    ids=["large", "none", "foreign"],
+)
+def test_where_levels_hardly_repeat_none_is_looked_for(ppo, words, share):
+    args = ppo.parse(words or ["--env-id", BOX])
+    start = time.perf_counter()
+    assert ppo.overlap(args, args) == share and time.perf_counter() - start < 1
 
 
 GAME_WORDS = {

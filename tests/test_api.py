@@ -126,8 +126,40 @@ def test_episode_length(env_id, length):
 
 
 @each_game
-def test_smaller_limit_counts(env_id):
-    assert ends_of(gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=7), 6) == [4]
+def test_no_limit_of_gymnasiums_lengthens_an_episode(env_id):
+    wish = {"max_steps": 4, "max_episode_steps": 7}
+    with pytest.raises(ValueError, match=r"^max_episode_steps=7: must be at most max_steps=4; .*give max_steps=7$"):
+        gymnasium.make_vec(env_id, 2, **wish)
+    assert length_of(gymnasium.make(env_id, **wish)) == 4  # as the pages say
+    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).core).__doc__.split())
+
+
+@each_game
+@pytest.mark.parametrize("options", [{}, {"max_steps": 6}], ids=["default", "shorter"])
+def test_the_spec_tells_the_limit_that_the_environment_keeps(env_id, options):
+    limit = make(env_id, **options).core.max_steps
+    env, envs = gymnasium.make(env_id, **options), gymnasium.make_vec(env_id, 2, **options)
+    assert "TimeLimit" not in str(env) and gymnasium.spec(env_id).max_episode_steps is None
+    for each in (env, env.unwrapped, envs, copy.deepcopy(env), pickle.loads(pickle.dumps(envs))):
+        assert each.spec.max_episode_steps == limit
+    for shorter in (gymnasium.make(env_id, max_episode_steps=3), gymnasium.make_vec(env_id, 2, max_episode_steps=3)):
+        assert shorter.spec.max_episode_steps == 3
+    tokens, _ = gymnasium.wrappers.TimeAwareObservation(env, normalize_time=False).reset(seed=0)
+    assert tokens["time"].tolist() == [0] if isinstance(tokens, dict) else tokens[-1] == 0
+
+
+@each_game
+def test_what_a_spec_makes_plays_alike(env_id):
+    env = gymnasium.make(env_id, max_steps=9)
+    twin, sequel = gymnasium.make(env.spec), gymnasium.make(gymnasium.make(env.spec).spec)
+    assert env.spec == twin.spec == sequel.spec == type(env.spec).from_json(env.spec.to_json())
+    actions = draw_actions(env.action_space, 20)
+    assert_same(play(twin, actions, seed=0), play(env, actions, seed=0))
+    for limit in ({}, {"max_episode_steps": 5}):
+        envs = gymnasium.make_vec(env_id, 3, max_steps=9, **limit)
+        others = gymnasium.make_vec(envs.spec)
+        assert envs.spec == others.spec and others.num_envs == 3
+        assert envs._rules == others._rules  # whose limit, and so what an end in the last step is called
 
 
 @each_pettingzoo
@@ -715,6 +747,39 @@ def test_close_leaves_other_windows_open(env_id, dummy_display):
     second.step(still(second.action_space))
     assert same.opened[0] is window
     second.close()
+
+
+@each_game
+@pytest.mark.parametrize("view", ["single", "parallel", "turns"])
+def test_play_goes_on_when_the_person_closes_the_window(env_id, view, dummy_display, monkeypatch):
+    import pygame
+
+    game, parameters = ENVIRONMENTS[env_id]
+    if view == "single":
+        env = make(env_id, render_mode="human")
+        actions = draw_actions(env.action_space, 6)
+    elif view == "parallel":
+        env = ParallelTokenEnv(game, "human", **parameters)
+        actions = joint(env, 6)
+    else:
+        if game not in PETTINGZOO:
+            pytest.skip("one agent needs no turns")
+        env = module(game).env("human", **parameters)
+        actions = [still(env.action_space(env.possible_agents[0]))] * 6
+    env.reset(seed=0)
+    window, shown = env.unwrapped._episode._renderer._window, []
+    monkeypatch.setattr(window, "show", lambda picture, show=window.show: (shown.append(picture), show(picture)))
+    env.step(actions[0])
+    while not shown:  # agents in turn are drawn once all have acted
+        env.step(actions[0])
+    pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=window.opened[0]))
+    for action in actions[1:]:
+        env.step(action)
+    assert window.opened is None
+    env.reset()
+    assert env.render() is None and len(shown) == 2  # the one that met the event is the last
+    assert pygame.event.get(pygame.WINDOWCLOSE), "the program hears it too"
+    env.close()
 
 
 @each_game

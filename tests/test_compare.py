@@ -77,7 +77,7 @@ def main():
     (folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
     changed = option.get("--options")
     summary = {
-        "options": {changed.partition("=")[0]: int(changed.partition("=")[2])} if changed else {},
+        "options": {changed.partition("=")[0]: json.loads(changed.partition("=")[2])} if changed else {},
         "return_random": -7.0 if changed else -2.0, "return_oracle": -1.0,
         "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
         "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
@@ -354,6 +354,22 @@ def test_noise_levels_of_one_environment(field):
     assert sorted(call.split(" --seed")[0] for call in field.calls()) == [
         f"--env-id noisy_envs/SimpleTag-v0 --num-noise {noise}" for noise in (0, 28)
     ]
+
+
+def test_levels_of_noise_start_alike(field):
+    centroid, own = "noisy_envs/SimpleCentroid-v0", ["--options", "spread=2.0"]
+    for noise in (0, 28):
+        words = compare.Level(centroid, noise).words
+        assert words(TRAINED) == [*TRAINED, *own]
+        assert words(["--options", "a=1", "b=2", *TRAINED]) == [*own, "a=1", "b=2", *TRAINED]
+        assert words([*TRAINED, "--options=a=1"]) == [*TRAINED, *own, "a=1"]
+        assert words(["--options", "spread=3"]) == ["--options", "spread=3"]
+    for level in (compare.Level(centroid, None), compare.Level("noisy_envs/SimpleTag-v0", 4)):
+        assert level.words(TRAINED) == TRAINED and "spread" not in level.options
+    few, many = (compare.Level(centroid, noise).references() for noise in (0, 60))
+    assert few == many
+    field.run("--num-noise", "28", "0", levels=[centroid], heads=["adapool"], seeds="1")
+    assert all("--options spread=2.0" in call for call in field.calls())
 
 
 def test_curves_are_means_where_all_seeds_have_a_return():

@@ -21,6 +21,7 @@ from noisy_envs import runs
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES
 from noisy_envs.shells.single import TokenEnv
+from noisy_envs.window import Window
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,6 +88,8 @@ def test_example(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))  # examples may add to it
     runpy.run_path(str(path), run_name="__main__")
+    if name == "noise_sweep.py":  # noise alone varies
+        assert len(set(re.findall(r"random .*", capsys.readouterr().out))) == 1
     if name in LEARN:
         first, *_, last = map(float, re.findall(r"return (-[\d.]+)", capsys.readouterr().out))
         assert last > first + 0.3  # of the 1.5 between random play and the oracle
@@ -156,6 +159,24 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
         runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
     assert np.array_equal(taken[: len(expected)], expected)
     assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
+
+
+def test_closing_the_window_ends_play(dummy_display, monkeypatch):
+    import pygame
+
+    shown, show = [], Window.show
+
+    def show_and_close(self, picture):
+        if self.opened is not None and len(shown) < 9:  # while a step is being drawn
+            pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=self.opened[0]))
+        shown.append(picture)
+        show(self, picture)
+
+    monkeypatch.setattr(Window, "show", show_and_close)
+    monkeypatch.setattr(sys, "argv", ["play.py", "--env-id", "noisy_envs/SimpleCentroid-v0"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
+    assert ended.value.code is None and len(shown) == 2
 
 
 def test_play_without_a_display_ends_with_one_line():

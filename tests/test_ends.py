@@ -1,6 +1,7 @@
 """Ends that a game brings about itself, in each view of it; their pictures; and what the agent makes of them."""
 
 import importlib.util
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, held_out
 from noisy_envs.render import GEM_CELL, SCENES, Board, Renderer, paint
 from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.shells.vector import TokenVectorEnv
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
 LEFT = 2
@@ -237,6 +239,12 @@ def test_modes_of_drawing_are_the_games(game):
     assert ("ansi" in modes) == (game == "box_world")
     (env_id, *_) = (env_id for env_id, (name, _) in ENVIRONMENTS.items() if name == game)
     assert make(env_id).metadata["render_modes"] == ParallelTokenEnv(game).metadata["render_modes"] == modes
+    assert TokenVectorEnv(game).metadata["render_modes"] == ["rgb_array"]
+    offered = re.escape(f"possible render_modes ({modes})")
+    with pytest.warns(UserWarning, match=offered), pytest.raises(ValueError, match="render_mode='rgb': must be one"):
+        gymnasium.make(env_id, render_mode="rgb")
+    for mode in (*modes, "rgb_array_list"):
+        gymnasium.make(env_id, render_mode=mode)
 
 
 # --- references and levels ---

@@ -9,15 +9,17 @@ import gymnasium
 import numpy as np
 import pytest
 
-from noisy_envs import physics
+from noisy_envs import ENVIRONMENTS, physics, registry
 from noisy_envs.arrays import Array, as_numpy
 from noisy_envs.cores.particles import ABSENT, SELF, State
 from noisy_envs.cores.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.reference import play_reference
 from noisy_envs.shells import episode as episode_shell
 from noisy_envs.shells.common import casting, legal, observation_box
 from noisy_envs.shells.pure import Rules, play
+from noisy_envs.shells.vector import TokenVectorEnv
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
 EVERY_KIND = {
@@ -353,6 +355,29 @@ def test_more_noise_changes_nobody_else(one, other, same_noise):
             core.transition(state, action, draw_step(core, key, t)[0])
             for core, state in zip(cores, (state_one, state_other), strict=True)
         )
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id, (game, _) in ENVIRONMENTS.items() if game == "simple_centroid"])
+def test_returns_at_the_start_of_an_id_do_not_fall_with_noise(env_id):
+    start = registry.start_of(env_id, {})
+    assert registry.same_start(env_id, {}) == registry.same_start(env_id, {}, (env_id, {})) == {}
+    assert registry.same_start(env_id, {"num_noise": 60}, (env_id, {})) == start
+    assert registry.same_start(env_id, {"num_noise": 60, "spread": None}, (env_id, {})) == {}
+    found = [
+        play_reference(env_id, "oracle", 50, options={"num_noise": noise, **start}).mean() for noise in (0, 28, 60)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id, (game, _) in ENVIRONMENTS.items() if game != "simple_centroid"])
+def test_noise_moves_nobody_in_the_other_games(env_id):
+    game, parameters = ENVIRONMENTS[env_id]
+    assert registry.start_of(env_id, {}) == registry.same_start(env_id, {}, ("noisy_envs/SimpleCentroid-v0", {})) == {}
+    if game in registry.NOISE and not parameters.get("collidable_obstacles"):
+        few, many = (TokenVectorEnv(game, 64, **{**parameters, registry.NOISE[game]: number}) for number in (0, 60))
+        few.reset(seed=0)
+        many.reset(seed=0)
+        assert np.array_equal(few.state.mover, many.state.mover)
 
 
 def test_more_signal_moves_neither_agent_nor_noise():

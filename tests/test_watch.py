@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -210,6 +211,29 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
         show.step()
         assert player._agent.spec == show.episode.core.token_spec
         assert show.noise == expected + 8 and len(show._weights) == show.episode.core.num_entities
+
+
+def test_more_or_less_noise_moves_nobody_else(run, screen):
+    from noisy_envs.trained import Trained
+
+    def reference(noise):
+        return Reference("oracle", CENTROID, noise, 1)
+
+    for player in (reference, partial(Trained, run, CENTROID)):
+        shows = [Show(CENTROID, player(noise), 1) for noise in (4, 28, 60)]
+        for number in (0, 60, -20):
+            shows[0].add_noise(number)
+            assert all(np.array_equal(show.episode.state.mover, shows[2].episode.state.mover) for show in shows)
+
+
+def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("tyro")
+    from noisy_envs.trained import Trained
+
+    _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
+    assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
+    assert Trained(run, CENTROID, 9).options == {"num_noise": 9, "max_steps": 3, "spread": 2.5}
 
 
 def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_given(run, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from noisy_envs.tokens import TokenSpec
 
 # what a step brings about; from SOLVED on, the episode is over
 MOVED, BLOCKED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END = range(6)
+RARE, CHUNK = 100, 4096  # a level that one in so many is like does not count; levels drawn at once
 KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD = 1.0, 1.0, 10.0, -1.0
 PALETTE = np.array([
     (0, 0, 117), (230, 190, 255), (170, 255, 195), (255, 250, 200), (255, 216, 177), (250, 190, 190), (240, 50, 230),
@@ -89,7 +90,8 @@ class BoxWorld(SingleAgentGame):
     ## Starting State
     A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the
     loose key, and each free cell can be reached from each other, so that every level can be solved, if not within
-    `max_steps`. A level's number makes the same level everywhere.
+    `max_steps`. A level's number makes the same level everywhere; of small fields with one box several numbers make one
+    level (2,280 on size 3), so that banks of other numbers are not of other levels, see `BoxWorld.known`.
 
     ## Episode End
     Terminated when the gem's box (`info["is_success"]` is True) or a distractor's is opened; truncated after
@@ -104,8 +106,9 @@ class BoxWorld(SingleAgentGame):
     * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not
       overlap are for training and for evaluation.
     * `step_cost`, `blocked_cost`: taken from the reward of each step, of each blocked move.
-    * `max_steps`: steps of an episode, the paper's; raise it with `size` and `goal_length`: with `goal_length=6` the
-      oracle gets 8.5 of 15 in 30 steps, all in 200 (`noisy_envs.reference`).
+    * `max_steps`: steps of an episode, the paper's; Gymnasium's `max_episode_steps` can only be fewer. Raise it with
+      `size` and `goal_length`: with `goal_length=6` the oracle gets 8.5 of 15 in 30 steps, all in 200
+      (`noisy_envs.reference`).
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes. At most 1 fits on size 3 and 4, 5 on 5 and
     6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.
@@ -412,6 +415,29 @@ class BoxWorld(SingleAgentGame):
             return super().policy(name, state, u, agents)
         best = [[levels.next_move(world, self.width)] for world in self.worlds(state)]
         return namespace(u).asarray(best, dtype=namespace(u).int64, device=u.device)
+
+    def known(self, drawings: list[str]) -> float:
+        """Return which share of levels, drawn as `text` does, are in the bank too, whatever their numbers.
+
+        It is 0 where less than one in a hundred could be: there are far more levels than the bank holds. Of a bank of
+        more than `levels.MOST_KEPT` levels only so many are looked at, which takes seconds.
+        """
+        if self.recipe.least_levels > RARE * self.num_levels:
+            return 0.0
+        asked: list[bytes] = []
+        for drawing in drawings:
+            try:
+                row = self._pack(self._check(levels.read(drawing, self.width)))
+            except ValueError:  # a level that this game does not have
+                row = []
+            asked.append(np.array(row, np.int64).tobytes())
+        unknown, count = set(asked), min(self.num_levels, levels.MOST_KEPT)
+        for first in range(0, count, CHUNK):
+            numbers = self.start_level + np.arange(first, min(first + CHUNK, count))
+            unknown -= set(map(bytes, self.bank.rows(numbers)))
+            if not unknown:
+                break
+        return sum(row not in unknown for row in asked) / len(asked)
 
     def text(self, state: State) -> list[str]:
         """Draw each world in characters, see `noisy_envs.cores.levels.read`."""

@@ -7,6 +7,7 @@ integer with the bits of its members. The frame keeps a shift by one cell from l
 from __future__ import annotations
 
 import dataclasses
+import math
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,15 @@ class Recipe:
             raise ValueError(f"{asked}: {self.max_boxes} boxes; at most {room} fit on size={lowest(self.size)}")
         if self.max_boxes > KEYS:
             raise ValueError(f"{asked}: {self.max_boxes} keys; at most {KEYS}, since each has a colour of its own")
+
+    @property
+    def least_levels(self) -> int:
+        """How many levels there are at least: those laid out in rows, with as few boxes as there may be."""
+        branches = lowest(self.num_distractors)
+        boxes = lowest(self.goal_length) - 1 + branches * lowest(self.distractor_length)
+        size, rows = lowest(self.size), len(_rows(lowest(self.size), self.width))
+        layouts = math.perm(rows, boxes + 1) // math.factorial(branches)  # two branches may change places
+        return layouts * math.perm(KEYS, boxes) * (size * size - 2 * boxes - 1)  # the agent is where nothing else is
 
     @property
     def width(self) -> int:

@@ -96,7 +96,7 @@ class SimpleTag(ParticleGame):
     * `num_predators`, `num_prey`: agents. A single-agent view drives the first predator.
     * `num_obstacles`: a number, or a range (low, high) drawn anew each episode.
     * `continuous_actions`: one of five integers, or five numbers.
-    * `max_steps`: steps of an episode.
+    * `max_steps`: steps of an episode; Gymnasium's `max_episode_steps` can only be fewer.
     * `prey_policy`, `predator_policy`: of agents that nobody drives: "random", "still", "chase" (the nearest of the
       other team), "flee" (from the nearest), "oracle" (predators chase, prey flee), or a pure function
       (tokens (B, N, 5), u) -> action, where u and action are (B,), or (B, 5) when actions are continuous; u is U[0, 1).

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from noisy_envs.options import build
 from noisy_envs.registry import Game, core_class
@@ -28,6 +30,10 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     Attributes:
         core: rules and parameters.
         token_spec: the meaning of an observation.
+        spec: Gymnasium's, of an environment that `gymnasium.make` made. Its `max_episode_steps` is the game's
+            `max_steps`, a limit that the environment itself keeps. `gymnasium.make(env.spec)` adds Gymnasium's
+            `TimeLimit`, as a shorter `max_episode_steps` does: it calls an episode truncated that ends in the last step
+            by itself, too. A longer one has no effect; `max_steps` makes episodes longer.
 
     `reset` takes the options `state` (a state to start from, see `core.admit`), those of `core.start_options`, and
     `episode` (its number: the seed and this number alone name an episode), and ignores others. `info` holds
@@ -36,6 +42,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
+    _spec: EnvSpec | None = None
 
     def __init__(self, game: Game, render_mode: str | None = None, **options: Any) -> None:
         """Make the environment; see the class."""
@@ -46,6 +53,16 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self.action_space = action_space(self.core)
         self._episode = Episode(self.core, LEARNER, render_mode)
         self._cast = casting(self.core, LEARNER)
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How Gymnasium made it; see the class."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        """Keep what `gymnasium.make` says, and add the time limit."""
+        self._spec = spec and dataclasses.replace(spec, max_episode_steps=self.core.max_steps)
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -109,3 +126,9 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     def _copied_info(self) -> dict[str, Any]:
         """Return the info of the start anew; where nothing in it changes, it is found once an episode."""
         return {**self._info, "signal_mask": self._info["signal_mask"].copy()}
+
+
+class PictureEnv(TokenEnv):
+    """The same of a game that is not drawn in characters: of its modes Gymnasium asks the class, before it is made."""
+
+    metadata: dict[str, Any] = {**TokenEnv.metadata, "render_modes": ["human", "rgb_array"]}  # noqa: RUF012

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -60,7 +61,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.cores.Core`),
             or "module:Class", where it is; its docstring describes the game and its options.
         num_envs: number of worlds, B.
-        max_episode_steps: a time limit; the smaller of it and the game's `max_steps` counts.
+        max_episode_steps: a time limit, at most the game's `max_steps`.
         backend: "numpy", or "torch" for tensors in and out.
         device: of the tensors, for example "cuda"; torch only.
         learners: "first", the first agent alone, without an agent axis; or a team of `core.teams` ("all"; in SimpleTag
@@ -83,6 +84,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
+    _spec: EnvSpec | None = None
     _renderer: Any = None  # here, since Gymnasium before 1.3 closes also what could not be made
 
     def __init__(
@@ -118,11 +120,15 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         max_steps = self.core.max_steps
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
-            max_steps = min(max_steps, max_episode_steps)
+            if max_episode_steps > max_steps:
+                told = f"max_episode_steps={max_episode_steps}: must be at most max_steps={max_steps}"
+                raise ValueError(f"{told}; for longer episodes give max_steps={max_episode_steps}")
+            max_steps = max_episode_steps
         modes = tuple(mode.value for mode in AutoresetMode)
         check_choice("autoreset_mode", getattr(autoreset_mode, "value", autoreset_mode), modes)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
+        drawn = [mode for mode in type(self).metadata["render_modes"] if mode in self.core.render_modes]
+        self.metadata = {**type(self).metadata, "render_modes": drawn, "autoreset_mode": self.autoreset_mode}
         self.check_actions = backend == "numpy" if check_actions is None else check_actions
         if backend == "torch":
             import torch
@@ -155,6 +161,19 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
         """Space of all observations; made on demand, since it is as large as they are."""
         return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How `gymnasium.make_vec` made them; its `max_episode_steps` is `max_steps`."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        """Keep what `gymnasium.make_vec` says, and add the time limit; the one that was given stays an argument."""
+        if spec is not None:
+            kwargs = {**spec.kwargs, "max_episode_steps": self._rules.time_limit}
+            spec = dataclasses.replace(spec, max_episode_steps=self.max_steps, kwargs=kwargs)
+        self._spec = spec
 
     @property
     def max_steps(self) -> int:
