@@ -107,11 +107,11 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         """Make the environments; see the class."""
         num_envs, max_episode_steps, render_envs = map(plain, (num_envs, max_episode_steps, render_envs))
         compile, copy, check_actions = map(plain, (compile, copy, check_actions))
-        check_count("num_envs", num_envs, minimum=1, may_be_range=False)
-        check_count("render_envs", render_envs, minimum=1, may_be_range=False)
+        for name, count in (("num_envs", num_envs), ("render_envs", render_envs)):
+            check_count(name, count, minimum=1, may_be_range=False)
         check_choice("backend", backend, ("numpy", "torch"))
-        check_flag("compile", compile)
-        check_flag("copy", copy)
+        for name, flag in (("compile", compile), ("copy", copy)):
+            check_flag(name, flag)
         if backend == "numpy" and (device is not None or compile):
             raise ValueError(f"device={device!r}, compile={compile}: only for backend='torch'")
         self.core: Core = build(core_class(game), options)
@@ -121,8 +121,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps, minimum=1, may_be_range=False)
             if max_episode_steps > max_steps:
-                told = f"max_episode_steps={max_episode_steps}: must be at most max_steps={max_steps}"
-                raise ValueError(f"{told}; for longer episodes give max_steps={max_episode_steps}")
+                raise ValueError(
+                    f"max_episode_steps={max_episode_steps}: must be at most max_steps={max_steps}; "
+                    f"for longer episodes give max_steps={max_episode_steps}"
+                )
             max_steps = max_episode_steps
         modes = tuple(mode.value for mode in AutoresetMode)
         check_choice("autoreset_mode", getattr(autoreset_mode, "value", autoreset_mode), modes)
