@@ -41,6 +41,7 @@ from noisy_envs.options import plain
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
+CHANCE = 2  # how sets and pictures are drawn; a run of another way is not gone on with
 AHEAD = 32  # batches for which chance is drawn at a time
 Preset = Literal["fast", "paper"]
 Schedule = Literal["constant", "cosine"]
@@ -273,6 +274,7 @@ def check_settings(path: Path, saved: dict[str, Any], asked: dict[str, Any]) -> 
 def settings_of(args: Args, cell: Cell) -> dict[str, Any]:
     """Return what a run depends on, as JSON has it."""
     own = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | cell._asdict()
+    own["chance"] = CHANCE
     plain: dict[str, Any] = json.loads(json.dumps({x: None if y == math.inf else y for x, y in own.items()}))
     return plain
 

@@ -792,3 +792,13 @@ def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 1 and err.startswith("error: a run was killed") and err.count("\n") == 1
+
+
+def test_a_run_of_sets_that_were_drawn_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
+    args = small(tmp_path / "out", epochs=1)
+    training.run_all(args, ["max"], aggregation.make_task)
+    monkeypatch.setattr(training, "CHANCE", training.CHANCE - 1)
+    with pytest.raises(
+        ValueError, match=rf"^chance={training.CHANCE}: .* is of {training.CHANCE + 1}; use another --out$"
+    ):
+        training.run_all(args, ["max"], aggregation.make_task)
