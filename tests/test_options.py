@@ -29,6 +29,9 @@ class Listed(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.items)
 
+    def __repr__(self) -> str:  # names the test
+        return f"Listed{self.items}"
+
 
 RANGES: dict[str, Callable[[int, int], Any]] = {
     "sequence": Listed,
