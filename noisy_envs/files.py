@@ -6,12 +6,14 @@ import contextlib
 import glob
 import os
 import re
+import secrets
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+LONGEST = 120  # of the names in a run's folder: TensorBoard's file has the machine's in its own
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -40,9 +42,6 @@ def replacing(path: Path) -> Iterator[Path]:
         handle, part = _new_part(path)
         try:
             yield part
-            umask = os.umask(0)
-            os.umask(umask)
-            part.chmod(0o666 & ~umask)  # mkstemp is private; a result is as readable as any other file
             part.replace(path)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -73,17 +72,28 @@ def _remove_left(folder: Path, pattern: str) -> None:
 def _new_part(path: Path) -> tuple[IO[bytes], Path]:
     """Make a file beside `path`, locked until it is closed (not on Windows, which renames no open file)."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        file = os.fdopen(handle, "r+b")
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            file = part.open("x+b")  # as readable as any other file: `tempfile` makes private ones
+        except FileExistsError:
+            continue
         if sys.platform == "win32":
             file.close()
-            return file, Path(name)
+            return file, part
         else:
             with contextlib.suppress(OSError):  # the file system knows no locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        if Path(name).exists():  # another process may have taken it for left before it was locked
-            return file, Path(name)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if part.exists():  # another process may have taken it for left before it was locked
+            return file, part
         file.close()
+
+
+def check_paths(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if one of the settings is a path, or holds one, that is no text of UTF-8: TensorBoard takes none."""
+    for name, value in settings.items():
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and re.search("[\0\ud800-\udfff]", str(path)):
+                raise ValueError(f"{name}={str(path)!r}: must be UTF-8, without a zero byte")
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -108,7 +118,11 @@ def lock(folder: Path) -> IO[bytes]:
 
     Raises:
         BlockingIOError: another process holds the folder, naming it.
+        OSError: the folder takes no file whose name is as long as those of a run.
     """
+    probe = folder / f".{'x' * LONGEST}.part"
+    probe.touch()
+    probe.unlink(missing_ok=True)
     file = (folder / ".lock").open("a+b", buffering=0)
     try:
         _lock(file.fileno())

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import hashlib
 import io
 import json
 import os
 import platform
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from noisy_envs.files import lock, naming, new_folder, write_atomically  # noqa: F401  agents import this module alone
+from noisy_envs.files import (  # noqa: F401  agents import this module alone
+    check_paths,
+    lock,
+    naming,
+    new_folder,
+    write_atomically,
+)
 from noisy_envs.pictures import (  # noqa: F401  too
     check_video_path,
     plot_curve,
@@ -63,7 +72,8 @@ def commit() -> str:
     """Return the commit of the code in use, marked "+" if files differ from it, or "unknown" outside its checkout.
 
     It stays what it was when first asked for, as the code that a process has loaded does. The variable
-    NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say.
+    NOISY_ENVS_COMMIT tells it where code runs without its history, in a container say. Why it is unknown is told once,
+    in a line on standard error.
     """
     told = os.environ.get("NOISY_ENVS_COMMIT")
     if told:
@@ -71,14 +81,19 @@ def commit() -> str:
     file = Path(__file__)
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=file.parent, capture_output=True, text=True, check=True)
+        options: dict[str, Any] = {"cwd": file.parent, "env": {**os.environ, "LC_ALL": "C"}}  # its words in English
+        done = subprocess.run(
+            ["git", *words], capture_output=True, check=True, encoding="utf-8", errors="replace", **options
+        )
         return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", file.name)  # installed, it may lie in a repository of something else
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = " ".join(str(getattr(error, "stderr", error)).split())
+        print(f"the commit is unknown: {why}; the variable NOISY_ENVS_COMMIT can tell it", file=sys.stderr)
         return "unknown"
 
 
@@ -277,6 +292,20 @@ def checkpoint_path(given: Path) -> Path:
     return found[0] if found else own
 
 
+def only_runs(given: Sequence[Path]) -> tuple[Path, ...]:
+    """Return what of `runs/*` may be evaluated: folders that hold no run are passed over, and named.
+
+    Where there is nothing else, all is returned as it is given.
+    """
+    empty = [path for path in given if path.is_dir() and not checkpoint_path(path).exists()]
+    found = tuple(path for path in given if path not in empty)
+    if not found:
+        return tuple(given)
+    if empty:
+        print(f"passed over, since they hold no run: {', '.join(map(str, empty))}", file=sys.stderr)
+    return found
+
+
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Save tensors, numbers and texts, atomically."""
     import torch
@@ -399,6 +428,54 @@ def explain(error: Exception) -> str:
     return f"{error}; once that is mended, go on with the same command" if from_system else str(error)
 
 
+BEYOND = re.compile(r"out of memory|tried to allocate|size calculation overflowed|alloc_failed", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def within_memory() -> Iterator[None]:
+    """Let a request beyond the memory, of NumPy or of torch on any device, end the program with one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not BEYOND.search(str(error)):
+            raise
+        piece = re.search(r"allocate (\d[\d.]* ?\w+)", str(error))
+        raise SystemExit(
+            f"error: out of memory{f', of which {piece[1]} more were asked for' if piece else ''}: ask for fewer worlds, "
+            "steps, tokens, episodes or samples at once, or for a smaller network; what is saved can be gone on with"
+        ) from None
+
+
+def check_memory(needs: Mapping[str, int], device: str) -> None:
+    """Raise ValueError if one of `needs` alone, numbers of 4 bytes by the settings that ask for them, is too much.
+
+    What fills the memory bit by bit meets no error: on Linux the system kills the process.
+    """
+    import torch
+
+    if torch.device(device).type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):  # not on Windows
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        return
+    for settings, numbers in needs.items():
+        if 4 * numbers > memory:
+            needed, there = (f"{size / 2**30:.3g} GiB" for size in (4 * numbers, memory))
+            raise ValueError(f"{settings}: must fit into the memory of {device}, {there}, and needs at least {needed}")
+
+
+def check_flags(kind: type, argv: Sequence[str]) -> None:
+    """Raise ValueError if a word gives a value to a flag: to a setting of the dataclass `kind` that is true or false."""
+    flags = [field.name.replace("_", "-") for field in dataclasses.fields(kind) if isinstance(field.default, bool)]
+    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+        given, equals, value = word.partition("=")
+        name = given.replace("_", "-").removeprefix("--").removeprefix("no-")
+        if given.startswith("--") and name in flags and (equals or not following.startswith("-")):
+            told = value if equals else following
+            raise ValueError(f"{given} {told!r}: a flag takes no value, must be --{name} or --no-{name}")
+
+
 STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C
 
 
@@ -426,13 +503,39 @@ def quiet_pipe() -> Iterator[None]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return what asks a process to stop: Ctrl-C, SIGTERM, and a terminal that closes, unless nohup ignores that.
+    """Return what asks a process to stop: Ctrl-C, SIGTERM, SIGUSR1, and a terminal that closes.
 
-    On Windows one process can send another nothing but Ctrl-Break, which counts as well.
+    Slurm sends SIGUSR1 before a time limit, if told so. The last two are left out where they are ignored, as nohup
+    does with a terminal; all are whose handler is not Python's, which could not be set again. On Windows one process
+    can send another nothing but Ctrl-Break, which counts as well.
     """
     asked = [signal.SIGINT, signal.SIGTERM]
-    here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGBREAK")]  # the latter on Windows alone: Ctrl-Break
-    return asked + [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
+    here = [getattr(signal, name, None) for name in ("SIGHUP", "SIGUSR1", "SIGBREAK")]
+    asked += [number for number in here if number and signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in asked if signal.getsignal(number) is not None]
+
+
+def on_stop(heard: Callable[[int, Any], object], once: bool = False) -> Callable[[], None]:
+    """Let a function handle the signals that ask to stop, `once` or until the returned function is called.
+
+    Then they do again what they did before. Python lets the main thread alone set handlers: in another one, of a
+    notebook or a Ray actor say, no signal is heard.
+    """
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        if once:
+            restore()
+        heard(number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in stop_signals():
+            before[number] = signal.signal(number, handle)
+    return restore
 
 
 def tell_at_once(text: str) -> None:
