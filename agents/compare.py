@@ -677,6 +677,7 @@ def run_and_draw(args: Args, cells: list[Cell], words: list[str], command: str) 
     return failed
 
 
+@runs.memory_errors()
 def main(argv: Sequence[str]) -> None:
     """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
     try:

@@ -1085,9 +1085,15 @@ def check_sizes(args: Args) -> None:
         if getattr(args, setting) % WORLD_SIZE:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
     dim, spec = args.hidden_dim, game_of(args).token_spec
-    rollout = 0 if args.evaluate else 2 * size * spec.num_tokens * spec.num_features  # before and after each step
-    weights = args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim)
-    runs.check_memory(rollout + 4 * weights, args.device)  # with their gradients, and two moments of Adam
+    numbers = spec.num_tokens * spec.num_features
+    needs = {
+        "num_envs and num_steps": 0
+        if args.evaluate
+        else 2 * size * numbers // WORLD_SIZE,  # before and after each step
+        "eval_episodes": args.eval_episodes * numbers,
+        "num_layers, hidden_dim and feedforward_dim": 4 * args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim),
+    }  # of the network with gradients, and two moments of Adam
+    runs.check_memory(needs, args.device)
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
     if args.log_std_min > args.log_std_max:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +41,6 @@ from noisy_envs.pictures import (  # noqa: F401  too
 )
 
 Settings = TypeVar("Settings")
-BOOLEANS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
 
 
 def parse_arguments(
@@ -57,7 +57,7 @@ def parse_arguments(
     for word, following in pairwise([*argv, ""]):
         flag, equals, value = word.replace("_", "-").partition("=")
         name = flag.removeprefix("--").removeprefix("no-")
-        if flag.startswith("--") and name in flags and (equals or following.lower() in BOOLEANS):
+        if flag.startswith("--") and name in flags and (equals or (following and not following.startswith("-"))):
             raise ValueError(f"{flag} {value or following}: expected the flag alone, --{name} or --no-{name}")
     args = tyro.cli(kind, args=argv, default=default, description=description)
     for name, value in vars(args).items():
@@ -69,10 +69,8 @@ def parse_arguments(
 
 def check_path(name: str, path: Path) -> None:
     """Raise ValueError unless a path is text: TensorBoard and tables cannot hold bytes that are no UTF-8."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name}={str(path)!r}: expected a path of UTF-8 text") from None
+    if re.search("[\0\ud800-\udfff]", str(path)):
+        raise ValueError(f"{name}={str(path)!r}: expected a path of UTF-8 text")
 
 
 def environment_seed(seed: int, purpose: str) -> int:
@@ -113,8 +111,9 @@ def commit() -> str:
         environment = os.environ | {"LC_ALL": "C"}
         try:
             done = subprocess.run(
-                ["git", *words], cwd=file.parent, env=environment, capture_output=True, text=True, check=True
-            )
+                ["git", *words], cwd=file.parent, env=environment, capture_output=True, check=True,
+                encoding="utf-8", errors="replace",
+            )  # fmt: skip
         except subprocess.CalledProcessError as error:
             raise OSError(error.stderr.strip().partition("\n")[0] or str(error)) from None
         return done.stdout.strip()
@@ -130,7 +129,8 @@ def commit() -> str:
         remedy = "set NOISY_ENVS_COMMIT to record it"
         if "dubious ownership" in reason:
             remedy = f"run: git config --global --add safe.directory {file.resolve().parents[1]}"
-        print(f"the commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
+        if multiprocessing.parent_process() is None:  # which says it for its children
+            print(f"the commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
         return f"unknown ({reason})"
 
 
@@ -335,14 +335,16 @@ def checkpoint_path(given: Path) -> Path:
 
 
 def only_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths that are runs, and name the folders without a checkpoint, which `runs/*` holds too.
+    """Return the paths of runs, and name the folders that are none, which `runs/*` holds too.
 
-    If none is a run, all are returned: to load them names what is missing.
+    If none is a run, all are returned: to load them names what is missing, as it does for a run without a checkpoint.
     """
-    found = [path for path in paths if not path.is_dir() or checkpoint_path(path).exists()]
+    found = [
+        path for path in paths if not path.is_dir() or (path / "metrics.csv").exists() or checkpoint_path(path).exists()
+    ]
     if found and len(found) < len(paths):
         others = ", ".join(str(path) for path in paths if path not in found)
-        print(f"without a checkpoint, not evaluated: {others}", file=sys.stderr)
+        print(f"no runs, not evaluated: {others}", file=sys.stderr)
     return found or list(paths)
 
 
@@ -473,19 +475,18 @@ def memory_errors() -> Iterator[None]:
     """End a program in one line where it asks for more memory than there is; torch raises a RuntimeError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OverflowError, RuntimeError) as error:
         line = (str(error).splitlines() or ["no more can be had"])[0]
-        if isinstance(error, RuntimeError) and not re.search(
-            "allocat|out of memory|size calculation|multiplication overflow", line
-        ):
+        beyond = re.search("allocat|out of memory|size calculation|multiplication overflow", line)
+        if isinstance(error, RuntimeError) and not beyond:
             raise
         reason = re.sub(r"^\[enforce fail[^]]*\] *(\. *)?", "", line)
         hint = "choose fewer or smaller environments, steps, episodes, sets or networks"
         raise SystemExit(f"error: not enough memory: {reason}; {hint}") from None
 
 
-def check_memory(numbers: int, device: str) -> None:
-    """Raise ValueError if so many float32 numbers are more than the memory of a device holds.
+def check_memory(needs: Mapping[str, int], device: str) -> None:
+    """Raise ValueError if a device cannot hold one of `needs`: float32 numbers, by the settings that ask for them.
 
     Linux grants more memory than there is, and kills the process that uses it.
     """
@@ -497,9 +498,10 @@ def check_memory(numbers: int, device: str) -> None:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:  # Windows grants what there is
         return
-    if 4 * numbers > total:
-        asked, there = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
-        raise ValueError(f"not enough memory: a rollout and the network take {asked} or more, {device} has {there}")
+    for settings, numbers in needs.items():
+        if 4 * numbers > total:
+            asked, there = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
+            raise ValueError(f"not enough memory: {settings} need at least {asked}, {device} has {there}")
 
 
 STOPPED = 130  # exit status of what was told to stop: the shell's for Ctrl-C

@@ -20,6 +20,7 @@ from noisy_envs.options import check_number
 from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
+LARGEST = 2**16  # of a network's sizes
 SIZES = 64  # of batches that are compiled
 Scale = Literal["head", "width"]
 
@@ -52,8 +53,8 @@ class Shape:
     def check(self) -> None:
         """Raise ValueError, naming the number and what is allowed."""
         for name in ("layers", "width", "heads", "feedforward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+            if not 1 <= getattr(self, name) <= LARGEST:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1, and at most {LARGEST}")
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads}: must divide width={self.width}")
         for name in ("dropout", "attention_dropout"):

@@ -525,7 +525,8 @@ def attempts(
 ) -> Iterator[tuple[Cell, dict[str, Any] | FloatingPointError]]:
     """Run cells and yield what came of each as they end.
 
-    The processes know nothing of Ctrl-C. However this one ends, they end at once, each with its last checkpoint.
+    The processes know nothing of Ctrl-C and the like. However this one ends, they end at once, each with its last
+    checkpoint.
     """
     if args.jobs == 1 or len(cells) < 2:
         for cell in cells:
@@ -546,18 +547,21 @@ def attempts(
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
-            if isinstance(error, BrokenProcessPool):
+            if isinstance(error, BrokenProcessPool) and not stops:
                 raise ChildProcessError(
                     "a run was killed, for want of memory perhaps; go on with the same command"
                 ) from None
+            if stops:
+                raise KeyboardInterrupt from None
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def end_with_parent() -> None:
-    """Let a process of a pool leave Ctrl-C to its parent, and end when that ends, killed even."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Let a process of a pool leave stops to its parent, and end when that ends, killed even."""
+    for number in stops_of_a_group():
+        signal.signal(number, signal.SIG_IGN)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which outlives a process that is killed
     parent = multiprocessing.parent_process()
 
@@ -569,13 +573,18 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def stops_of_a_group() -> list[signal.Signals]:
+    """Return what reaches all processes of a terminal or a job, so that one of them must act: all but SIGTERM."""
+    return [number for number in runs.stop_signals() if number != signal.SIGTERM]
+
+
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Hold Ctrl-C back, where the system can."""
+    """Hold stops back, where the system can."""
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops_of_a_group())
     try:
         yield
     finally:

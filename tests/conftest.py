@@ -193,6 +193,12 @@ def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CORES[game], "reward", reward)
 
 
+def with_path(*folders: Path) -> dict[str, str]:
+    """Return the environment of a process that looks for modules in these folders first."""
+    known = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([known] if known else [])])}
+
+
 def make(env_id: str, **options: Any) -> gymnasium.Env:
     """Make a single environment without wrappers."""
     return gymnasium.make(env_id, **options).unwrapped

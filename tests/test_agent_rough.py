@@ -1,14 +1,13 @@
 """Rough treatment: odd settings, full disks, kills, copies elsewhere. One line tells what is wrong, nothing is lost."""
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import HEADS, ROOT, TINY, load_agent, posix, train_tiny
+from conftest import HEADS, ROOT, TINY, load_agent, posix, train_tiny, with_path
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -30,7 +29,7 @@ def ppo():
 
 def start(path, *words, cwd=None):
     """Run an agent's file in a process of its own, which finds the library, and no checkout's agents."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**with_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, path, *map(str, words)]
     return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, TINY, load_agent, posix, train_tiny
+from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
 
 from noisy_envs import files
 
@@ -42,7 +42,7 @@ def run(trained, tmp_path):
 
 
 def start(*words):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**with_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, AGENT, *map(str, words)]
     return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -243,7 +243,7 @@ def test_a_trainer_that_hangs_is_killed_and_named(tmp_path, monkeypatch, during)
 @pytest.mark.parametrize("trainer", ["agents/ppo_adapool.py", "supervised/knn_centroid.py"])
 def test_killed_trainers_end_as_if_they_had_not_been(tmp_path, trainer):
     command = [sys.executable, ROOT / "benchmarks" / "kill_trainer.py", "--trainer", ROOT / trainer, "--kills", "3"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = with_path(ROOT)
     done = subprocess.run([*command, "--out", tmp_path / "kills.json"], check=False, env=env, capture_output=True)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     found = json.loads((tmp_path / "kills.json").read_text())

@@ -437,10 +437,10 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
     pytest.importorskip("tyro")
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     game = of_drift(reward=lambda self, state, agents: -state.place[:, 0])
-    gymnasium.register("Drift-v0", registry.SINGLE, vector_entry_point=registry.VECTOR, kwargs={"game": game})
+    gymnasium.register("WrongDrift-v0", registry.SINGLE, vector_entry_point=registry.VECTOR, kwargs={"game": game})
     told = re.escape("error: drift: `reward` gave float32 (4,): must be numbers (4, 1)")
     with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
-        train_tiny(load_agent("adapool"), tmp_path, "--env-id", "Drift-v0")
+        train_tiny(load_agent("adapool"), tmp_path, "--env-id", "WrongDrift-v0")
 
 
 @pytest.mark.parametrize("limit", [-1, None, 2])

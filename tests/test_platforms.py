@@ -2,7 +2,6 @@
 
 import ast
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised
+from conftest import ROOT, load_supervised, with_path
 
 from noisy_envs import runs
 from noisy_envs.registry import short
@@ -48,7 +47,7 @@ def test_programs_print_where_the_output_knows_few_letters():
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
     words = [sys.executable, ROOT / "supervised" / "bounds.py", "--help"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    env = {**with_path(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(words, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout

@@ -552,6 +552,8 @@ class Flags:
         (["--gif", "False"], "--gif False: expected the flag alone, --gif or --no-gif"),
         (["--no-gif", "1"], "--no-gif 1: expected"),
         (["--gif=no"], "--gif no: expected"),
+        (["--gif", "maybe", "--out", "a"], "--gif maybe: expected"),
+        (["--out", "a\0"], "out='a\\x00': expected a path of UTF-8"),
         (["--out", "a", "--anneal_lr", "true"], "--anneal-lr true: expected the flag alone, --anneal-lr or --no-ann"),
         (["--out", "a\udcff"], "out='a\\udcff': expected a path of UTF-8"),
         (["--evaluate", "a", "b\udcff"], "evaluate='b\\udcff': expected a path of UTF-8"),
@@ -580,6 +582,8 @@ def test_folders_that_are_no_runs_are_passed_over_and_named(tmp_path, capsys):
     told = capsys.readouterr().err
     assert str(paths[0]) in told and str(paths[1]) not in told
     assert runs.only_runs(paths[:1]) == paths[:1] and not capsys.readouterr().err
+    (paths[0] / "metrics.csv").touch()  # a run that lost its checkpoint
+    assert runs.only_runs(paths) == paths
 
 
 @pytest.mark.parametrize(
@@ -589,6 +593,7 @@ def test_folders_that_are_no_runs_are_passed_over_and_named(tmp_path, capsys):
         MemoryError("Unable to allocate 1 TiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 8 bytes"),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        OverflowError("int too large to convert to float"),
         RuntimeError("Storage size calculation overflowed with sizes=[1]"),
     ],
 )

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised
+from conftest import ROOT, load_supervised, with_path
 
 from noisy_envs import runs
 
@@ -483,7 +482,7 @@ def test_scripts_run(tmp_path, pytestconfig, script):
         "--out",
         "out",
     ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = with_path(ROOT)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"

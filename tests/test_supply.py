@@ -1,6 +1,5 @@
 """What we depend on: the lock file, the lower bounds, and no network."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import tomllib
 import warnings
 
 import pytest
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, with_path
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -104,8 +103,7 @@ sys.modules["aggregation"].main([str(word) for pair in sets.items() for word in 
 def cut_off(tmp_path, *words):
     """Run Python where a call to a host ends it."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
-    env = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    env = {name: value for name, value in with_path(tmp_path, ROOT).items() if "proxy" not in name.lower()}
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
 

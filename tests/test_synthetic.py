@@ -14,7 +14,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, posix
+from conftest import ROOT, load_supervised, posix, with_path
 
 torch = pytest.importorskip("torch")
 synthetic = load_supervised("synthetic")
@@ -130,9 +130,9 @@ draw, last = synthetic.draw, int(sys.argv[2]) - 1
 synthetic.draw = lambda sets, some: os.kill(os.getpid(), signal.SIGKILL) if last in some else draw(sets, some)
 synthetic.load_sets(synthetic.Sets(last + 1, 4, 5, 7), Path(sys.argv[1]), workers=1)
 """
-    path = os.pathsep.join([str(ROOT / "supervised"), str(ROOT)])
     command = [sys.executable, "-c", code, str(tmp_path), str(SMALL.num_sets)]
-    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
+    env = with_path(ROOT / "supervised", ROOT)
+    assert subprocess.run(command, env=env, check=False).returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) and not (tmp_path / SMALL.file_name).exists()
     assert torch.equal(synthetic.load_sets(SMALL, tmp_path), synthetic.draw_sets(SMALL))
     assert [path.name for path in tmp_path.iterdir()] == [SMALL.file_name]  # what the killed one left is gone

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised
+from conftest import ROOT, load_supervised, with_path
 
 from noisy_envs import runs
 
@@ -688,9 +688,8 @@ def start(folder, data, jobs):
     """Start a program that is slow, in a process group of its own, as a shell does."""
     (folder / "slow.py").write_text(SLOW)
     words = [*WORDS, "--out", str(folder / "runs"), "--data-dir", str(data), "--jobs", str(jobs)]
-    path = os.pathsep.join([str(ROOT / "supervised"), str(ROOT)])
     return subprocess.Popen(
-        [sys.executable, str(folder / "slow.py"), *words], env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, str(folder / "slow.py"), *words], env=with_path(ROOT / "supervised", ROOT),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -721,6 +720,7 @@ def until(condition, seconds=60):
     [
         pytest.param(1, signal.SIGINT, True, marks=pytest.mark.slow, id="1-Ctrl-C"),
         pytest.param(2, signal.SIGINT, True, id="2-Ctrl-C"),
+        pytest.param(2, getattr(signal, "SIGUSR1", 0), True, marks=pytest.mark.slow, id="2-SIGUSR1"),
         pytest.param(2, signal.SIGTERM, False, marks=pytest.mark.slow, id="2-SIGTERM"),
         pytest.param(2, signal.SIGKILL, False, id="2-SIGKILL"),
     ],

@@ -352,7 +352,7 @@ def test_a_file_that_is_no_such_checkpoint_is_refused(run, how, told, tmp_path):
 
 
 def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif"])
     assert "agents need more packages" in told and "[agents]" in told
 
