@@ -534,11 +534,12 @@ def attempts(
         return
     context = multiprocessing.get_context("spawn")
     stops: list[int] = []  # noted, instead of raised amid what others do with a lock
-    noting = runs.on_stop(lambda number, frame: stops.append(number))
-    with noting, ProcessPoolExecutor(args.jobs, context, end_with_parent) as pool:
+    with runs.on_stop(lambda number, frame: stops.append(number)):
+        # all processes inherit it, also that by which multiprocessing tracks its locks, before they can ignore stops
+        with interrupts_later():
+            pool = ProcessPoolExecutor(args.jobs, context, end_with_parent)
+            futures = {pool.submit(attempt, args, cell, make_task): cell for cell in cells}
         try:
-            with interrupts_later():  # from which the processes inherit it, before they can ignore it themselves
-                futures = {pool.submit(attempt, args, cell, make_task): cell for cell in cells}
             while futures:
                 for future in wait(futures, timeout=0.2, return_when=FIRST_COMPLETED).done:
                     yield futures.pop(future), future.result()
@@ -547,12 +548,12 @@ def attempts(
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
-            if isinstance(error, BrokenProcessPool) and not stops:
+            if stops:
+                raise KeyboardInterrupt from None
+            if isinstance(error, BrokenProcessPool):
                 raise ChildProcessError(
                     "a run was killed, for want of memory perhaps; go on with the same command"
                 ) from None
-            if stops:
-                raise KeyboardInterrupt from None
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
