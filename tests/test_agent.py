@@ -178,7 +178,9 @@ def test_a_run_in_use_is_not_resumed(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize("sent", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGUSR1"])
+@pytest.mark.parametrize(
+    "sent", ["SIGUSR1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGTERM", "SIGHUP"))]
+)
 def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     number = getattr(signal, sent)
     words = ("--total-timesteps", "6400000", "--save-every", "1000000", "--run-dir", tmp_path)

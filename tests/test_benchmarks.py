@@ -165,6 +165,7 @@ def test_a_soak_that_is_stopped_before_its_first_step_has_a_row(monkeypatch):
 
 
 @pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', b"[1]", b"null", b"{", b"\xff"])
+@pytest.mark.in_turn("other")
 def test_a_soak_leaves_files_of_others_alone(tmp_path, monkeypatch, other):
     monkeypatch.syspath_prepend(BENCHMARKS)
     from soak import main

@@ -557,6 +557,7 @@ ignore_deprecated = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ig
 
 @each_head
 @each_mask
+@pytest.mark.in_turn("masked")
 def test_exports_with_free_axes(name: str, masked: bool) -> None:
     """A program of any number of sets and tokens."""
     model = Model(name).eval()
