@@ -33,11 +33,12 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 
-from noisy_envs import registry, results, runs
+from noisy_envs import registry
 from noisy_envs.reference import References, reference_returns
+from noisy_envs.training import results, runs
 
 if TYPE_CHECKING:
-    from noisy_envs.foreign import Game
+    from noisy_envs.training.foreign import Game
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = (  # words of the agents that a cell decides, or that train nothing
@@ -131,7 +132,7 @@ class Level(NamedTuple):
         """The game, if it is not of this project."""
         if registry.find(self.env_id)[0] != registry.FOREIGN:
             return None
-        from noisy_envs.foreign import Game
+        from noisy_envs.training.foreign import Game
 
         return Game(self.env_id, self.options)
 

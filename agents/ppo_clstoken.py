@@ -42,13 +42,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from noisy_envs import foreign, registry, runs
-from noisy_envs.attention import narrow_attention
-from noisy_envs.graphs import Recorded
+from noisy_envs import registry
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.nn.attention import narrow_attention
+from noisy_envs.nn.graphs import Recorded
 from noisy_envs.options import build
 from noisy_envs.reference import References, reference_returns
-from noisy_envs.shells.parallel import ParallelTokenEnv
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training import foreign, runs
 
 
 @dataclass
@@ -262,7 +263,7 @@ class Block(nn.Module):
         return (scores if mask is None else scores.masked_fill(~mask[:, None, None], -math.inf)).softmax(-1)
 
 
-# pooling head: the class of noisy_envs/pooling.py, word for word
+# pooling head: the class of noisy_envs/nn/pooling.py, word for word
 class ClsToken(nn.Module):
     """A learned token passes the encoder before the others; its embedding is the pool (Section 3.6).
 

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from noisy_envs.cores.particles import State
-from noisy_envs.cores.simple_centroid import SimpleCentroid
+from noisy_envs.games.particles import State
+from noisy_envs.games.simple_centroid import SimpleCentroid
+from noisy_envs.interfaces.common import casting
+from noisy_envs.interfaces.pure import Rules, play
 from noisy_envs.options import highest
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registry import CORES
-from noisy_envs.shells.common import casting
-from noisy_envs.shells.pure import Rules, play
 
 LEARNER = slice(0, 1)
 

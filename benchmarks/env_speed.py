@@ -33,8 +33,8 @@ import numpy as np
 import players
 from players import EPISODE, Play, Work
 
-from noisy_envs.files import write_atomically
-from noisy_envs.runs import commit
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.runs import commit
 
 TAG, CENTROID, BOX = "noisy_envs/SimpleTag", "noisy_envs/SimpleCentroid", "noisy_envs/BoxWorld"
 LARGE = {"size": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 2}
@@ -278,7 +278,7 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
     """Draw steps a second over worlds, the time of a step over obstacles, and single worlds."""
     from matplotlib.figure import Figure
 
-    from noisy_envs.pictures import write_png
+    from noisy_envs.training.pictures import write_png
 
     figure = Figure(figsize=(14, 5.6), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=10)

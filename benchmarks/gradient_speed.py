@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0  # seconds, after which a trainer that does nothing is an error
@@ -45,8 +45,8 @@ SHORT = {  # words for seconds of training
     "--jobs 1 --dropout 0.1",
 }
 STATE = {"agents": ("agent", "optimizer", "processes"), "supervised": ("network", "best", "optimizer")}
-IMPORTED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "tyro", "noisy_envs.foreign"]
-IMPORTED += ["noisy_envs.runs"]
+IMPORTED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "tyro"]
+IMPORTED += ["noisy_envs.training.foreign", "noisy_envs.training.runs"]
 
 
 class Trainer(NamedTuple):

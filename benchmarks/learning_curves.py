@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs import runs
 from noisy_envs.reference import reference_returns
+from noisy_envs.training import runs
 
 AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
 ENV_ID = "noisy_envs/SimpleTag-1v3v0-v0"

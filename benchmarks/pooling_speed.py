@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisy_envs import runs
-from noisy_envs.pictures import write_png
-from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.results import COLOURS, MARKERS
+from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
+from noisy_envs.training import runs
+from noisy_envs.training.pictures import write_png
+from noisy_envs.training.results import COLOURS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,11 +36,12 @@ import numpy as np
 from env_speed import machine
 from tqdm import tqdm
 
-from noisy_envs import ENVIRONMENTS, runs
+from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.box_world import DISTRACTOR_REWARD, GEM_REWARD
-from noisy_envs.cores.simple_tag import CATCH
-from noisy_envs.files import write_atomically
+from noisy_envs.games.box_world import DISTRACTOR_REWARD, GEM_REWARD
+from noisy_envs.games.simple_tag import CATCH
+from noisy_envs.training import runs
+from noisy_envs.training.files import write_atomically
 
 GAMES = ("noisy_envs/SimpleCentroid-1v3v28-v0", "noisy_envs/SimpleTag-1v3v28-v0", "noisy_envs/BoxWorldEntities-v0")
 CALLS = 256  # between two readings

@@ -29,7 +29,7 @@ import knn_centroid
 import training
 from set_task import PAPER, SetTask
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits

@@ -39,7 +39,7 @@ from mpe2 import simple_tag_v3
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 ROOT = Path(__file__).parents[1]
 ENV_ID = "noisy_envs/SimpleTag-1v3v28-v0"

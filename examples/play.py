@@ -8,7 +8,7 @@ import numpy as np
 import pygame
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.window import has_display, strokes
+from noisy_envs.rendering.window import has_display, strokes
 
 SLOTS = ["nothing", "left", "right", "down", "up"]  # of the particle games
 MOVES = ["up", "down", "left", "right"]  # of BoxWorld

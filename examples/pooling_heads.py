@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.pooling import AdaPool, AvgPool, ClsToken, MaxPool
+from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 
 Head = AvgPool | MaxPool | ClsToken | AdaPool
 DIM, HEADS, LAYERS = 32, 4, 2

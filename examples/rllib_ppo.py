@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.tune import register_env
 from torch import Tensor, nn
 
-from noisy_envs.pooling import AdaPool
+from noisy_envs.nn.pooling import AdaPool
 
 ENV_ID = "noisy_envs:noisy_envs/SimpleCentroid-v0"
 

@@ -1,6 +1,6 @@
 """How much signal a pooling head loses as noise grows, by `info["signal_mask"]`. Needs: pip install -e ".[agents]".
 
-The signal loss (`noisy_envs.theory`) is the squared error of the pool, averaged over the signal tokens; the least is
+The signal loss (`noisy_envs.nn.theory`) is the squared error of the pool, averaged over the signal tokens; the least is
 that of their centroid. AdaPool learns to be near it on some worlds; all are measured on others.
 """
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.pooling import AdaPool, AvgPool, MaxPool
-from noisy_envs.theory import optimal_pool, signal_loss
+from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
+from noisy_envs.nn.theory import optimal_pool, signal_loss
 
 
 def worlds(num_noise: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.pooling import AdaPool
+from noisy_envs.nn.pooling import AdaPool
 
 STEPS, EPISODE = 16, 128  # gradients go back through so many steps; the game lasts so many
 REPORT = 2 * EPISODE // STEPS  # updates in two episodes

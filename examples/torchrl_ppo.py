@@ -17,7 +17,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.pooling import AdaPool
+from noisy_envs.nn.pooling import AdaPool
 
 NUM_ENVS, EPISODE = 64, 128  # the game lasts so many steps
 

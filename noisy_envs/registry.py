@@ -12,14 +12,14 @@ from typing import Any
 
 import gymnasium
 
-from noisy_envs.cores.box_world import BoxWorld
-from noisy_envs.cores.simple_centroid import SimpleCentroid
-from noisy_envs.cores.simple_tag import MPE, SimpleTag
+from noisy_envs.games.box_world import BoxWorld
+from noisy_envs.games.simple_centroid import SimpleCentroid
+from noisy_envs.games.simple_tag import MPE, SimpleTag
 from noisy_envs.options import build, check_choice
 
-SINGLE = "noisy_envs.shells.single:TokenEnv"  # entry points, for a game of your own too
-PICTURES = "noisy_envs.shells.single:PictureEnv"  # of a game that has no render mode "ansi"
-VECTOR = "noisy_envs.shells.vector:TokenVectorEnv"
+SINGLE = "noisy_envs.interfaces.single:TokenEnv"  # entry points, for a game of your own too
+PICTURES = "noisy_envs.interfaces.single:PictureEnv"  # of a game that has no render mode "ansi"
+VECTOR = "noisy_envs.interfaces.vector:TokenVectorEnv"
 
 CORES: dict[str, Any] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
@@ -43,7 +43,7 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.foreign`
+FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.foreign`
 
 # the options that dial noise, and that say how many agents share one network
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", FOREIGN: "num_noise"}

@@ -1,6 +1,6 @@
 """Simple centroid for PettingZoo: `parallel_env(...)` and, by PettingZoo's own conversion, the AEC `env(...)`.
 
-The game and its options are described in `noisy_envs.cores.simple_centroid.SimpleCentroid`. Agents are named
+The game and its options are described in `noisy_envs.games.simple_centroid.SimpleCentroid`. Agents are named
 `agent_0`, `agent_1`, …
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from pettingzoo import AECEnv
 from pettingzoo.utils import parallel_to_aec, wrappers
 
-from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
 
 
 def parallel_env(render_mode: str | None = None, learners: str = "all", **options: Any) -> ParallelTokenEnv:

@@ -1,6 +1,6 @@
 """Simple tag for PettingZoo: `parallel_env(...)` and, by PettingZoo's own conversion, the AEC `env(...)`.
 
-The game and its options are described in `noisy_envs.cores.simple_tag.SimpleTag`. Agents are named `predator_0`,
+The game and its options are described in `noisy_envs.games.simple_tag.SimpleTag`. Agents are named `predator_0`,
 `predator_1`, …, `prey_0`, `prey_1`, …
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 from pettingzoo import AECEnv
 from pettingzoo.utils import parallel_to_aec, wrappers
 
-from noisy_envs.cores.simple_tag import MPE
-from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.games.simple_tag import MPE
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
 
 
 def parallel_env(
@@ -24,7 +24,7 @@ def parallel_env(
         render_mode: None, "human" or "rgb_array".
         learners: who is driven, "all", "predators", "prey" or the "first" predator; the others follow
             `predator_policy` or `prey_policy`.
-        mpe: start from the options of MPE2's simple_tag_v3 (`noisy_envs.cores.simple_tag.MPE`).
+        mpe: start from the options of MPE2's simple_tag_v3 (`noisy_envs.games.simple_tag.MPE`).
         options: of the game, which checks them.
     """
     return ParallelTokenEnv("simple_tag", render_mode, learners, **{**(MPE if mpe else {}), **options})

@@ -27,9 +27,10 @@ from set_task import test_sets
 from synthetic import nearest
 from torch import Tensor
 
-from noisy_envs import runs, theory
-from noisy_envs.files import write_atomically
-from noisy_envs.pictures import write_png
+from noisy_envs.nn import theory
+from noisy_envs.training import runs
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.pictures import write_png
 
 ROUNDING = 1e-12  # of float64
 DEFAULT = Path("runs/knn_centroid")

@@ -31,7 +31,7 @@ from chance import below
 from torch import Tensor
 from torch.nn import functional
 
-from noisy_envs.files import write_atomically
+from noisy_envs.training.files import write_atomically
 
 NAMES = ("cifar10", "cifar100", "fashion-mnist", "digits")
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"

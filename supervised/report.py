@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from training import Args, Cell
 
-from noisy_envs import results, runs
-from noisy_envs.files import write_atomically
-from noisy_envs.pictures import write_png
+from noisy_envs.training import results, runs
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.pictures import write_png
 
 NAMES = results.NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
 COLOURS = results.COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))

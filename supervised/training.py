@@ -34,10 +34,10 @@ from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from noisy_envs import runs
-from noisy_envs.files import lock, write_atomically
-from noisy_envs.graphs import Recorded
+from noisy_envs.nn.graphs import Recorded
 from noisy_envs.options import plain
+from noisy_envs.training import runs
+from noisy_envs.training.files import lock, write_atomically
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients

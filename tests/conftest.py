@@ -18,7 +18,7 @@ import pytest
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores.simple_tag import MPE
+from noisy_envs.games.simple_tag import MPE
 from noisy_envs.registry import CORES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch is imported: tests run side by side, one for each core

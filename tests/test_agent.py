@@ -18,7 +18,8 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import ENVIRONMENTS, runs
+from noisy_envs import ENVIRONMENTS
+from noisy_envs.training import runs
 
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
 SMALL += ["--eval-episodes", "3", "--no-gif"]

@@ -14,10 +14,11 @@ pytest.importorskip("tyro")
 import torch
 from PIL import Image
 
-from noisy_envs import registry, runs
-from noisy_envs.cores.levels import draw_level
+from noisy_envs import registry
+from noisy_envs.games.levels import draw_level
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
 from noisy_envs.reference import reference_returns
-from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.training import runs
 
 CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
 SHORT = ["--options", "max_steps=3"]  # an episode, so that films are

@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import runs
-from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.training import runs
 
 TAG = ["--env-id", GAMES["simple_tag"]]
 SHORT = ["--options", "max_steps=5"]

@@ -11,8 +11,8 @@ import torch
 from conftest import HEADS, load_agent
 from torch import Tensor
 
+from noisy_envs.interfaces.pure import Outcome
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells.pure import Outcome
 from noisy_envs.tokens import TokenSpec
 
 

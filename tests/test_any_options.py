@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noisy_envs.arrays import as_numpy
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.single import TokenEnv
+from noisy_envs.interfaces.vector import TokenVectorEnv
 from noisy_envs.options import LARGEST, SMALLEST
 from noisy_envs.randomness import STREAM
 from noisy_envs.registry import CORES
-from noisy_envs.shells.parallel import ParallelTokenEnv
-from noisy_envs.shells.single import TokenEnv
-from noisy_envs.shells.vector import TokenVectorEnv
 from noisy_envs.wrappers import noisy_tokens
 
 

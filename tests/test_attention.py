@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from noisy_envs import attention
-from noisy_envs.attention import OPTIONS, narrow_attention
+from noisy_envs.nn import attention
+from noisy_envs.nn.attention import OPTIONS, narrow_attention
 
 
 def usual(tokens, weight, mask, scale, width=1):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import TINY, load_agent
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 QUICK = ["one world", "NumPy", "NumPy, copy=False", "NumPy, all agents observe", "torch", "levels drawn, not steps"]

@@ -17,8 +17,8 @@ import pytest
 from conftest import assert_same, make, to_backend
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores import levels
-from noisy_envs.cores.box_world import (
+from noisy_envs.games import levels
+from noisy_envs.games.box_world import (
     BLOCKED,
     DEAD_END,
     MOVED,
@@ -29,7 +29,7 @@ from noisy_envs.cores.box_world import (
     BoxWorld,
     State,
 )
-from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, KEYS, MOST_KEPT, Box, Level, Recipe
+from noisy_envs.games.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, KEYS, MOST_KEPT, Box, Level, Recipe
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"

@@ -18,7 +18,7 @@ from conftest import posix
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
-from noisy_envs import results, runs
+from noisy_envs.training import results, runs
 
 ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402  torch may be missing
 
-import noisy_envs.graphs  # noqa: E402
-from noisy_envs.shells import vector  # noqa: E402
+import noisy_envs.nn.graphs  # noqa: E402
+from noisy_envs.interfaces import vector  # noqa: E402
 
 MODES = list(AutoresetMode)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
@@ -46,7 +46,7 @@ class Played:
 def device(monkeypatch):
     """Take the CPU for a GPU; compile nothing, but overwrite what a recorded step overwrites."""
     monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.graphs, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.graphs, "Recorded", Played)
     monkeypatch.setattr(vector, "compiled", lambda function, *inputs: function)
 
 
@@ -156,7 +156,7 @@ def test_copies_on_numpy(env_id, copy):
 @each_case
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.graphs, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.graphs, "Recorded", Played)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     plain, compiled = (make(env_id, mode, num_envs=2, compile=flag, **options) for flag in (False, True))

@@ -13,14 +13,15 @@ import pytest
 from conftest import IDS, assert_same, make, to_backend
 from gymnasium.vector import AutoresetMode
 
-from noisy_envs import ENVIRONMENTS, render
+from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores.box_world import BoxWorld, State
+from noisy_envs.games.box_world import BoxWorld, State
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.vector import TokenVectorEnv
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, held_out
-from noisy_envs.render import GEM_CELL, SCENES, Board, Renderer, paint
-from noisy_envs.shells.parallel import ParallelTokenEnv
-from noisy_envs.shells.vector import TokenVectorEnv
+from noisy_envs.rendering import render
+from noisy_envs.rendering.render import GEM_CELL, SCENES, Board, Renderer, paint
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
 LEFT = 2

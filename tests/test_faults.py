@@ -15,7 +15,7 @@ import time
 import pytest
 from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
 
-from noisy_envs import files
+from noisy_envs.training import files
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -59,7 +59,7 @@ def refused(ppo, *words):
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path):
-    code = "import sys, pathlib; from noisy_envs.files import replacing\n"
+    code = "import sys, pathlib; from noisy_envs.training.files import replacing\n"
     code += "with replacing(pathlib.Path(sys.argv[1])) as part:\n"
     code += "    part.write_text('new'); print('new', flush=True); input()"
     path, other = tmp_path / "a.csv", tmp_path / ".mine.part"

@@ -15,8 +15,10 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import bars, foreign, registry
+from noisy_envs import registry
+from noisy_envs.rendering import bars
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training import foreign
 from noisy_envs.wrappers import noisy_tokens
 
 CARTPOLE = "CartPole-v1"
@@ -284,7 +286,7 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.foreign import Game, OneForeign
+from noisy_envs.training.foreign import Game, OneForeign
 world = OneForeign(Game("CartPole-v1"))
 world.reset(0)
 world.render()

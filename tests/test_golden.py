@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.cores.particles import ParticleGame, State
-from noisy_envs.cores.simple_centroid import SimpleCentroid
-from noisy_envs.cores.simple_tag import MPE, SimpleTag
+from noisy_envs.games.particles import ParticleGame, State
+from noisy_envs.games.simple_centroid import SimpleCentroid
+from noisy_envs.games.simple_tag import MPE, SimpleTag
 
 DATA = Path(__file__).parent / "data"
 RECORDINGS: dict[str, ParticleGame] = {

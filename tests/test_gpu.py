@@ -12,7 +12,7 @@ from conftest import HEADS, load_agent, load_supervised
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
 
-from noisy_envs import runs  # noqa: E402  torch may be missing
+from noisy_envs.training import runs  # noqa: E402  torch may be missing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(

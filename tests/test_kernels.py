@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from noisy_envs import kernels
+from noisy_envs.nn import kernels
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)

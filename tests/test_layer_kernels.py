@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import torch
 from torch.nn import functional as F
 
-from noisy_envs import layer_kernels
-from noisy_envs.narrow_layers import LayerNorm, Linear
+from noisy_envs.nn import layer_kernels
+from noisy_envs.nn.narrow_layers import LayerNorm, Linear
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)

@@ -10,8 +10,8 @@ from conftest import make, to_backend
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores.particles import State
-from noisy_envs.cores.simple_tag import SimpleTag
+from noisy_envs.games.particles import State
+from noisy_envs.games.simple_tag import SimpleTag
 
 simple_tag_v3 = pytest.importorskip("mpe2.simple_tag_v3")
 

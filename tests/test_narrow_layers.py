@@ -7,8 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from noisy_envs import narrow_layers
-from noisy_envs.narrow_layers import LayerNorm, Linear, linear
+from noisy_envs.nn import narrow_layers
+from noisy_envs.nn.narrow_layers import LayerNorm, Linear, linear
 
 NORMS = {"whole": {}, "without bias": {"bias": False}, "without both": {"elementwise_affine": False}}
 

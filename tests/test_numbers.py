@@ -12,8 +12,8 @@ import torch
 from test_pooling import DIM, HEADS, B, draw, encode, gradients, masked_tokens
 from torch import nn
 
-from noisy_envs import runs
-from noisy_envs.pooling import AdaPool, AvgPool, MaxPool
+from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
+from noisy_envs.training import runs
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

@@ -11,7 +11,7 @@ import pytest
 from conftest import load_supervised
 
 from noisy_envs import simple_centroid_v0
-from noisy_envs.cores.simple_centroid import SimpleCentroid
+from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.options import check_count, highest, lowest, plain
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import AddNoiseTokens, noisy_tokens
@@ -124,14 +124,14 @@ def test_settings_of_supervised_runs_are_taken_in_any_form(tmp_path: Path) -> No
     ids=str,
 )
 def test_queries_are_taken_in_any_form(query: Any, places: tuple[int, ...]) -> None:
-    pooling = pytest.importorskip("noisy_envs.pooling")
+    pooling = pytest.importorskip("noisy_envs.nn.pooling")
     found = pooling.AdaPool(8, 2, query).places
     assert found == places and {*map(type, found)} == {int}
 
 
 @pytest.mark.parametrize("query", ["02", np.array([0.5]), Listed(0, True), np.array([-1]), Listed(), np.True_], ids=str)
 def test_what_is_no_query_is_named(query: Any) -> None:
-    pooling = pytest.importorskip("noisy_envs.pooling")
+    pooling = pytest.importorskip("noisy_envs.nn.pooling")
     with pytest.raises(ValueError, match="query must be an index >= 0, several, 'mean' or 'learned', got"):
         pooling.AdaPool(8, 2, query)
 
@@ -139,7 +139,7 @@ def test_what_is_no_query_is_named(query: Any) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_real_options_of_heads_are_finite(value: float) -> None:
     """A scale of infinity gives NaN where it meets 0; weights that float32 cannot square give infinity."""
-    pooling = pytest.importorskip("noisy_envs.pooling")
+    pooling = pytest.importorskip("noisy_envs.nn.pooling")
     for option in ("scale", "init_std", "output_std"):
         with pytest.raises(ValueError, match=rf"{option} must be from .* got {re.escape(str(value))}"):
             pooling.AdaPool(8, 2, **{option: value})
@@ -148,7 +148,7 @@ def test_real_options_of_heads_are_finite(value: float) -> None:
 
 
 def test_deviations_are_not_negative() -> None:
-    pooling = pytest.importorskip("noisy_envs.pooling")
+    pooling = pytest.importorskip("noisy_envs.nn.pooling")
     with pytest.raises(ValueError, match=r"init_std must be from 0 to 1e18, got -1"):
         pooling.ClsToken(8, init_std=-1)
     with pytest.raises(ValueError, match=r"output_std must be from 0 to 1e18, got -1"):

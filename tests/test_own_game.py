@@ -18,11 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from noisy_envs import registry
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.cores.single_agent import SingleAgentGame
-from noisy_envs.shells.common import ask
-from noisy_envs.shells.parallel import ParallelTokenEnv
-from noisy_envs.shells.single import TokenEnv
-from noisy_envs.shells.vector import TokenVectorEnv
+from noisy_envs.games.single_agent import SingleAgentGame
+from noisy_envs.interfaces.common import ask
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.single import TokenEnv
+from noisy_envs.interfaces.vector import TokenVectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens
 
@@ -176,7 +176,7 @@ def test_a_game_without_a_scene_says_what_it_lacks(shell):
 def test_the_agents_play_its_native_vector_environment(fruit):
     """World for world and step for step what Gymnasium's vector of single ones plays, noise included."""
     pytest.importorskip("torch")
-    from noisy_envs import foreign
+    from noisy_envs.training import foreign
 
     game = foreign.Game("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
     native = game.make_vec(3)
@@ -446,7 +446,7 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
 @pytest.mark.parametrize("limit", [-1, None, 2])
 def test_an_own_game_keeps_its_own_limit_where_gymnasium_has_none(fruit, limit):
     pytest.importorskip("torch")
-    from noisy_envs import foreign
+    from noisy_envs.training import foreign
 
     game = foreign.Game("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
     last = limit if limit == 2 else 3

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from noisy_envs.pooling import AdaPool
+from noisy_envs.nn.pooling import AdaPool
 
 ROOT = Path(__file__).parents[1]
 POOLS = ("avg", "max", "cls", "ada")

@@ -7,8 +7,8 @@ from conftest import POLICY_OF, each_case
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores.box_world import BoxWorld
-from noisy_envs.cores.particles import State
+from noisy_envs.games.box_world import BoxWorld
+from noisy_envs.games.particles import State
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registry import CORES
 

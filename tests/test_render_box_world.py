@@ -6,9 +6,9 @@ import pytest
 from conftest import make
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs import render
-from noisy_envs.cores.box_world import PALETTE, BoxWorld, State
-from noisy_envs.render import Renderer
+from noisy_envs.games.box_world import PALETTE, BoxWorld, State
+from noisy_envs.rendering import render
+from noisy_envs.rendering.render import Renderer
 
 SIZE = 600
 KINDS = {

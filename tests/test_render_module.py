@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from noisy_envs import render
-from noisy_envs.cores.particles import ABSENT, State
-from noisy_envs.cores.simple_centroid import NOISE, SIGNAL, SimpleCentroid
-from noisy_envs.cores.simple_tag import SimpleTag
+from noisy_envs.games.particles import ABSENT, State
+from noisy_envs.games.simple_centroid import NOISE, SIGNAL, SimpleCentroid
+from noisy_envs.games.simple_tag import SimpleTag
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.render import Renderer
+from noisy_envs.rendering import render
+from noisy_envs.rendering.render import Renderer
 
 SIZE = 300
 BAND = round(render.BAND * SIZE)

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from conftest import posix
 
-from noisy_envs import pictures, render, runs
-from noisy_envs.shells.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.rendering import render
+from noisy_envs.training import pictures, runs
 
 NAMES = ("charts/episodic_return", "losses/value")
 ROWS = [{"global_step": 64 * i, NAMES[0]: x, NAMES[1]: 0.1234 / i} for i, x in enumerate([np.nan, -1e-7, 2.5, 3.0], 1)]
@@ -147,7 +148,7 @@ def test_a_lock_names_who_holds_it(tmp_path, content, told):
 
 
 def test_a_lock_dies_with_its_process(tmp_path):
-    code = "import sys, pathlib; from noisy_envs.runs import lock\n"
+    code = "import sys, pathlib; from noisy_envs.training.runs import lock\n"
     code += "with lock(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, tmp_path],
@@ -169,7 +170,7 @@ def test_a_file_system_without_locks_gives_none(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError("no locks available")
 
-    monkeypatch.setattr("noisy_envs.files._lock", refuse)
+    monkeypatch.setattr("noisy_envs.training.files._lock", refuse)
     with runs.lock(tmp_path) as first, runs.lock(tmp_path) as second:
         assert not first.closed and not second.closed
 
@@ -515,9 +516,9 @@ GITS = {
 @pytest.mark.parametrize("kind", [*GITS, "no git"])
 def test_a_checkout_whose_commit_git_does_not_tell_says_why_once(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "noisy_envs" / "runs.py"))
-    for folder in (".git", "noisy_envs", "bin"):
-        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "noisy_envs" / "training" / "runs.py"))
+    for folder in (".git", "noisy_envs/training", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
     script, told = GITS.get(kind, ("", "git is not installed"))
     if script:
         (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")

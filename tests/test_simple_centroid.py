@@ -9,17 +9,18 @@ import gymnasium
 import numpy as np
 import pytest
 
-from noisy_envs import ENVIRONMENTS, physics, registry
+from noisy_envs import ENVIRONMENTS, registry
 from noisy_envs.arrays import Array, as_numpy
-from noisy_envs.cores.particles import ABSENT, SELF, State
-from noisy_envs.cores.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
+from noisy_envs.games import physics
+from noisy_envs.games.particles import ABSENT, SELF, State
+from noisy_envs.games.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
+from noisy_envs.interfaces import episode as episode_shell
+from noisy_envs.interfaces.common import casting, legal, observation_box
+from noisy_envs.interfaces.pure import Rules, play
+from noisy_envs.interfaces.vector import TokenVectorEnv
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.reference import play_reference
-from noisy_envs.shells import episode as episode_shell
-from noisy_envs.shells.common import casting, legal, observation_box
-from noisy_envs.shells.pure import Rules, play
-from noisy_envs.shells.vector import TokenVectorEnv
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
 EVERY_KIND = {

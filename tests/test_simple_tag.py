@@ -11,15 +11,16 @@ import gymnasium
 import numpy as np
 import pytest
 
-from noisy_envs import physics, simple_tag_v0
+from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import Array, as_numpy
-from noisy_envs.cores.particles import ABSENT, SELF, State
-from noisy_envs.cores.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
+from noisy_envs.games import physics
+from noisy_envs.games.particles import ABSENT, SELF, State
+from noisy_envs.games.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
+from noisy_envs.interfaces import episode as episode_shell
+from noisy_envs.interfaces.common import casting, legal, observation_box
+from noisy_envs.interfaces.pure import Rules, play
 from noisy_envs.options import build
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells import episode as episode_shell
-from noisy_envs.shells.common import casting, legal, observation_box
-from noisy_envs.shells.pure import Rules, play
 
 SOLID = ("collidable_predators", "collidable_prey", "collidable_obstacles")
 EVERY_KIND: dict[str, dict[str, Any]] = {

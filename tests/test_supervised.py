@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, load_supervised, with_path
 
-from noisy_envs import runs
+from noisy_envs.training import runs
 
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):

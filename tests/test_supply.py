@@ -133,7 +133,7 @@ def test_a_package_may_deprecate_what_it_uses_itself(module):
     warnings.warn_explicit("torch.jit.script_method is deprecated", DeprecationWarning, f"{module}.py", 1, module)
 
 
-@pytest.mark.parametrize("module", ["noisy_envs.pooling", "ppo_adapool", "torchlike"])
+@pytest.mark.parametrize("module", ["noisy_envs.nn.pooling", "ppo_adapool", "torchlike"])
 def test_what_we_use_must_not_be_deprecated(module):
     with pytest.raises(DeprecationWarning):
         warnings.warn_explicit("torch.jit.script is deprecated", DeprecationWarning, f"{module}.py", 1, module)

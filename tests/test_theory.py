@@ -12,8 +12,8 @@ pytest.importorskip("torch")  # an extra: without it these tests do not apply
 import torch
 from torch import Tensor
 
-from noisy_envs.pooling import AdaPool, AvgPool, MaxPool
-from noisy_envs.theory import (
+from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
+from noisy_envs.nn.theory import (
     Bounds,
     Margins,
     average_as_adapool,

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
 
-from noisy_envs import ENVIRONMENTS, __main__, foreign, pictures, watch
+from noisy_envs import ENVIRONMENTS, __main__
+from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.reference import play_reference, reference_returns
 from noisy_envs.registry import CORES, NOISE
-from noisy_envs.runs import environment_seed
-from noisy_envs.shells.episode import RENDER_FPS
-from noisy_envs.watch import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
+from noisy_envs.rendering import watch
+from noisy_envs.rendering.watch import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
+from noisy_envs.training import foreign, pictures
+from noisy_envs.training.runs import environment_seed
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
@@ -104,7 +106,8 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 @posix
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_what_is_closed_is_not_written_to(closed):
-    code = "from noisy_envs.runs import quiet_pipe\nimport sys\nwith quiet_pipe():\n    assert not sys.stderr.isatty()"
+    code = "from noisy_envs.training.runs import quiet_pipe\nimport sys\n"
+    code += "with quiet_pipe():\n    assert not sys.stderr.isatty()"
     for words in (["-m", "noisy_envs"], ["-c", code]):
         command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-W", "error", *words]
         done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
@@ -160,7 +163,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
@@ -189,7 +192,7 @@ def run(tmp_path_factory):
 def test_several_learners_play_with_one_network(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     _, run = train_tiny(load_agent("avgpool"), tmp_path, "--num-agents", "2", *SHORT)
     player = Trained(run, CENTROID, 7)
@@ -200,7 +203,7 @@ def test_several_learners_play_with_one_network(tmp_path):
 
 
 def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     other = "noisy_envs/SimpleCentroid-1v15v16-v0"
     for env_id, asked, expected in ((CENTROID, None, 4), (CENTROID, 9, 9), (other, None, 16), (other, 0, 0)):
@@ -214,7 +217,7 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
 
 
 def test_more_or_less_noise_moves_nobody_else(run, screen):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     def reference(noise):
         return Reference("oracle", CENTROID, noise, 1)
@@ -229,7 +232,7 @@ def test_more_or_less_noise_moves_nobody_else(run, screen):
 def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
     assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
@@ -267,7 +270,7 @@ def moved_by(player, tokens):
 @pytest.mark.parametrize("learned", ["run", "balancing"])
 def test_halos_may_be_what_moves_the_action(learned, request):
     pytest.importorskip("torch")
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     path = request.getfixturevalue(learned)
     show = watch.show_of(Trained(path, None, None, meaning="influence"), 3)
@@ -284,7 +287,7 @@ def test_a_film_tells_how_much_of_the_halos_is_on_signal(run, tmp_path, capsys, 
     given = [([9, 0, 2, 2, 4, 1, 1, 1], "weight", "60.0%"), ([0, 3, 0, 0, 0, 0, 0, 0], "influence", "0.0%")]
     for weights, halos, told in given:
         decided = np.zeros((1, 5), np.float32), np.float32(weights)
-        monkeypatch.setattr("noisy_envs.trained.Trained._decide", lambda *_, decided=decided: decided)
+        monkeypatch.setattr("noisy_envs.rendering.trained.Trained._decide", lambda *_, decided=decided: decided)
         __main__.main(["--policy", str(run), "--halos", halos, "--out", str(tmp_path / f"{halos}.gif")])
         assert capsys.readouterr().out.endswith(f" in 3 steps; signal has {told} of the {halos}\n")
     assert watch.film(Show(CENTROID, Reference("random", CENTROID, None, 0), 0)).signal_share is None
@@ -293,7 +296,7 @@ def test_a_film_tells_how_much_of_the_halos_is_on_signal(run, tmp_path, capsys, 
 
 
 def test_another_folder_of_agents_may_be_named(run, tmp_path):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     source = (ROOT / "agents" / "ppo_adapool.py").read_text()
     (tmp_path / "ppo_adapool.py").write_text(source + "\nMINE = True\n")
@@ -381,7 +384,7 @@ def test_an_environment_of_others_is_watched_at_random(tmp_path):
 
 
 def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, tmp_path, capsys):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     ppo = load_agent("adapool")
     args = ppo.load_args(balancing)
@@ -399,7 +402,7 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
 
 
 def test_keys_work_in_environments_of_others_too(screen, balancing):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     show = ForeignShow(CARTPOLE, Trained(balancing, None, None), 0)
     seen, windows = look(Viewer(show), {1: ["r"], 3: ["+"], 5: ["-"], 6: ["q"]})
@@ -652,7 +655,7 @@ def test_the_window_keeps_the_pace_of_the_game(screen):
 
 
 def test_a_checkpoint_shows_its_weights_in_the_window(screen, run):
-    from noisy_envs.trained import Trained
+    from noisy_envs.rendering.trained import Trained
 
     viewer = Viewer(Show(CENTROID, Trained(run, CENTROID, None), 0))
     plain = Viewer(Show(CENTROID, dataclasses.replace(Plain(), options=viewer._show.player.options), 0))

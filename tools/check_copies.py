@@ -2,8 +2,8 @@
 
     python tools/check_copies.py [--fix]
 
-Between the marks of each agent stand its class, as in noisy_envs/pooling.py, and how it is made; all else must be that
-of agents/ppo_adapool.py. Exit 0: all is equal. Exit 1: some differ, named; with --fix they are mended, exit 0.
+Between the marks of each agent stand its class, as in noisy_envs/nn/pooling.py, and how it is made; all else must be
+that of agents/ppo_adapool.py. Exit 0: all is equal. Exit 1: some differ, named; with --fix they are mended, exit 0.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HEADS = {
     "ppo_maxpool.py": "MaxPool",
     "ppo_clstoken.py": "ClsToken",
 }
-BEGIN, END = "# pooling head: the class of noisy_envs/pooling.py, word for word\n", "# end of pooling head\n"
+BEGIN, END = "# pooling head: the class of noisy_envs/nn/pooling.py, word for word\n", "# end of pooling head\n"
 MAKE = "\n\ndef make_pool("  # begins what each agent has of its own
 
 
 def class_source(name: str) -> str:
-    """Return the source of a class of noisy_envs/pooling.py."""
-    text = (ROOT / "noisy_envs" / "pooling.py").read_text(encoding="utf-8")
+    """Return the source of a class of noisy_envs/nn/pooling.py."""
+    text = (ROOT / "noisy_envs" / "nn" / "pooling.py").read_text(encoding="utf-8")
     node = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
     return "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
 
@@ -47,7 +47,7 @@ def main(fix: bool) -> int:
         found = path.read_text(encoding="utf-8")
         own_before, head, own, own_after = parts(found)
         if head != class_source(name):
-            print(f"agents/{file}: the block differs from {name} in noisy_envs/pooling.py")
+            print(f"agents/{file}: the block differs from {name} in noisy_envs/nn/pooling.py")
         if (own_before, own_after) != (before, after):
             print(f"agents/{file}: differs from agents/ppo_adapool.py outside the block")
         wanted = f"{before}{BEGIN}{class_source(name)}{MAKE}{own}{END}{after}"

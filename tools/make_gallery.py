@@ -17,9 +17,9 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.cores.box_world import BoxWorld
-from noisy_envs.pictures import write_gif
-from noisy_envs.runs import commit, write_atomically
+from noisy_envs.games.box_world import BoxWorld
+from noisy_envs.training.pictures import write_gif
+from noisy_envs.training.runs import commit, write_atomically
 
 SEED, SIDE, FPS = 1, 400, 10
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -10,7 +10,7 @@ import numpy as np
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.reference import References, play_reference
-from noisy_envs.runs import commit, write_atomically
+from noisy_envs.training.runs import commit, write_atomically
 
 EPISODES, SEED = 4096, 10**6
 TABLE = Path(__file__).parents[1] / "noisy_envs" / "reference_returns.json"

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.pictures import write_png
-from noisy_envs.results import STYLES
-from noisy_envs.runs import read_metrics
+from noisy_envs.training.pictures import write_png
+from noisy_envs.training.results import STYLES
+from noisy_envs.training.runs import read_metrics
 
 
 def labelled(word: str) -> tuple[str, Path]:

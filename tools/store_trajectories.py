@@ -16,8 +16,8 @@ import gymnasium
 import numpy as np
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.files import write_atomically
 from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.training.files import write_atomically
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "trajectories"
 STEPS = 40

@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
 from noisy_envs.options import Count, check_count, plain
-from noisy_envs.shells.common import check_options, check_reset_mask, listed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import tokens
 from noisy_envs.wrappers.clock import Clock

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from noisy_envs.files import write_atomically
+from noisy_envs.training.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisy_envs.pictures import write_png
+from noisy_envs.training.pictures import write_png
 
 RESAMPLES = 10_000
 # Okabe and Ito's colours, told apart by the colour-blind too

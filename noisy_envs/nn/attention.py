@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisy_envs.narrow_layers import linear
+from noisy_envs.nn.narrow_layers import linear
 
 try:
-    from noisy_envs import kernels
+    from noisy_envs.nn import kernels
 except ImportError:  # torch for a CPU brings no Triton
     HAS_KERNELS = False
 else:

@@ -96,7 +96,7 @@ class Core(Protocol):
         """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
 
     def scene(self, state: Any, halos: Array) -> Any:
-        """Show a world, `state` without the axis B, as a `noisy_envs.render.Scene` or `Board`.
+        """Show a world, `state` without the axis B, as a `noisy_envs.rendering.render.Scene` or `Board`.
 
         Asked, in NumPy, of games of your own that have the render modes "human" and "rgb_array". `halos` are the
         strengths (N,), 0 to 1, of glows around what the first agent's tokens show.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisy_envs.pooling import AdaPool
+from noisy_envs.nn.pooling import AdaPool
 
 __all__ = [
     "Bounds",

@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from noisy_envs.files import lock, naming, new_folder, write_atomically  # noqa: F401  agents import this module alone
-from noisy_envs.pictures import (  # noqa: F401  too
+from noisy_envs.training.files import lock, naming, new_folder, write_atomically  # noqa: F401  agents import this module alone
+from noisy_envs.training.pictures import (  # noqa: F401  too
     check_video_path,
     plot_curve,
     plot_matrix,
@@ -123,12 +123,12 @@ def commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except OSError as error:
-        if not (file.parents[1] / ".git").exists():
+        if not (file.parents[2] / ".git").exists():
             return "unknown (not a git checkout)"
         reason = "git is not installed" if isinstance(error, FileNotFoundError) else str(error)
         remedy = "set NOISY_ENVS_COMMIT to record it"
         if "dubious ownership" in reason:
-            remedy = f"run: git config --global --add safe.directory {file.resolve().parents[1]}"
+            remedy = f"run: git config --global --add safe.directory {file.resolve().parents[2]}"
         if multiprocessing.parent_process() is None:  # which says it for its children
             print(f"the commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
         return f"unknown ({reason})"

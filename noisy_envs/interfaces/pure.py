@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores import Core
+from noisy_envs.games import Core
+from noisy_envs.interfaces.common import Casting, follow, legal
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.shells.common import Casting, follow, legal
 
 
 class Rules(NamedTuple):
@@ -17,7 +17,7 @@ class Rules(NamedTuple):
 
     core: Core
     learners: slice  # the n agents that are driven
-    cast: Casting  # who acts how, see `noisy_envs.shells.common.casting`
+    cast: Casting  # who acts how, see `noisy_envs.interfaces.common.casting`
     max_steps: int
     time_limit: int | None  # Gymnasium's, if any
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 try:
-    from noisy_envs import layer_kernels
+    from noisy_envs.nn import layer_kernels
 except ImportError:  # torch for a CPU brings no Triton
     HAS_KERNELS = False
 else:

@@ -23,12 +23,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs import registry
+from noisy_envs.interfaces.pure import Outcome
+from noisy_envs.interfaces.vector import TokenVectorEnv
 from noisy_envs.options import check_count
 from noisy_envs.reference import References
-from noisy_envs.shells.pure import Outcome
-from noisy_envs.shells.vector import TokenVectorEnv
+from noisy_envs.rendering.window import unseen
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.window import unseen
 from noisy_envs.wrappers import noisy_tokens, spec_of
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class ForeignVectorEnv:
         return *found, info  # type: ignore[return-value]
 
     def pure_step(self, worlds: Tensor, actions: Tensor) -> tuple[Tensor, Outcome]:
-        """Play as `noisy_envs.shells.pure.pure_step` does, but change the worlds in place."""
+        """Play as `noisy_envs.interfaces.pure.pure_step` does, but change the worlds in place."""
         tokens, reward, terminated, truncated, info = self.step(actions)
         final_tokens, rows = tokens, info.get("_final_obs")
         if rows is not None and rows.any():
@@ -336,7 +336,7 @@ class OneForeign:
 
         `meaning` tells what the weights are.
         """
-        from noisy_envs.bars import under
+        from noisy_envs.rendering.bars import under
 
         with unseen():
             picture: Any = self._env.render()

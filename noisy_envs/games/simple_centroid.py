@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games import physics
+from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.options import (
     Count,
     check_choice,
@@ -23,7 +24,6 @@ from noisy_envs.options import (
     highest,
     lowest,
 )
-from noisy_envs.physics import DAMPING, DT
 
 AGENT, SIGNAL, NOISE = 1, 2, 3
 AGENT_RADIUS, AGENT_ACCEL, AGENT_SPEED = 0.075, 5.0, 5.0

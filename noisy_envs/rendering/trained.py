@@ -13,15 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from noisy_envs import runs
 from noisy_envs.arrays import Array
-from noisy_envs.cores import Core
-from noisy_envs.foreign import OneForeign
+from noisy_envs.games import Core
 from noisy_envs.options import check_choice
 from noisy_envs.registry import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training import runs
+from noisy_envs.training.foreign import OneForeign
 
-AGENTS = Path(__file__).parents[1] / "agents"  # of the checkout
+AGENTS = Path(__file__).parents[2] / "agents"  # of the checkout
 MEANINGS = ("weight", "influence")
 
 

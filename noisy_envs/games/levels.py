@@ -47,7 +47,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a level consists of; see `noisy_envs.cores.box_world.BoxWorld`."""
+    """What a level consists of; see `noisy_envs.games.box_world.BoxWorld`."""
 
     size: Count
     goal_length: Count

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace, take_rows
-from noisy_envs.cores import levels
-from noisy_envs.cores.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
-from noisy_envs.cores.single_agent import SingleAgentGame
+from noisy_envs.games import levels
+from noisy_envs.games.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
+from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.options import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
@@ -114,7 +114,7 @@ class BoxWorld(SingleAgentGame):
     6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.
 
     `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn
-    one, see `noisy_envs.cores.levels.read`.
+    one, see `noisy_envs.games.levels.read`.
 
     ## Differences
     From the paper's code: exactly `num_distractors` distractors, where it draws 0 to 2; roles and places of boxes are
@@ -440,7 +440,7 @@ class BoxWorld(SingleAgentGame):
         return sum(row not in unknown for row in asked) / len(asked)
 
     def text(self, state: State) -> list[str]:
-        """Draw each world in characters, see `noisy_envs.cores.levels.read`."""
+        """Draw each world in characters, see `noisy_envs.games.levels.read`."""
         return [levels.text(world, self.width) for world in self.worlds(state)]
 
     def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
@@ -448,7 +448,7 @@ class BoxWorld(SingleAgentGame):
 
         Args:
             given: what `env.unwrapped.state` returned; or a mapping with one of `level`, the number of a level, and
-                `text`, a level as `noisy_envs.cores.levels.read` takes it; each for all worlds, or one for each.
+                `text`, a level as `noisy_envs.games.levels.read` takes it; each for all worlds, or one for each.
             batch: leading shape, () for one world or (B,).
 
         Raises:

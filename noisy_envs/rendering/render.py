@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.cores import box_world, levels
-from noisy_envs.cores import simple_centroid as centroid
-from noisy_envs.cores import simple_tag as tag
-from noisy_envs.cores.particles import ABSENT, State
-from noisy_envs.window import Window
+from noisy_envs.games import box_world, levels
+from noisy_envs.games import simple_centroid as centroid
+from noisy_envs.games import simple_tag as tag
+from noisy_envs.games.particles import ABSENT, State
+from noisy_envs.rendering.window import Window
 
 if TYPE_CHECKING:
     import pygame

@@ -8,9 +8,8 @@ import gymnasium
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.cores import Core
-from noisy_envs.randomness import episode_words, uniforms
-from noisy_envs.shells.common import (
+from noisy_envs.games import Core
+from noisy_envs.interfaces.common import (
     check_drawn,
     check_episode,
     check_options,
@@ -20,6 +19,7 @@ from noisy_envs.shells.common import (
     check_start,
     fresh_seed,
 )
+from noisy_envs.randomness import episode_words, uniforms
 
 RENDER_MODES = ("human", "rgb_array", "ansi")  # not every game draws in characters
 RENDER_FPS = 10  # a step of the particle world is 0.1 s
@@ -136,7 +136,7 @@ class Episode:
         if self.render_mode == "ansi":
             return self.core.text(self.state)[0]
         if self._renderer is None:
-            from noisy_envs.render import Renderer
+            from noisy_envs.rendering.render import Renderer
 
             self._renderer = Renderer(self.core, self.render_mode, RENDER_FPS)
         state = type(self.state)._make(field[0] for field in self.state)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from noisy_envs import physics
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.cores.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games import physics
+from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.options import Count, check_choice, check_count, check_flag, check_policy, highest
-from noisy_envs.physics import DAMPING, DT
 
 OBSTACLE, PREDATOR, PREY = 1, 2, 3
 PREDATOR_RADIUS, PREDATOR_ACCEL, PREDATOR_SPEED = 0.075, 3.0, 1.0

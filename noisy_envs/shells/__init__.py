@@ -1,1 +1,0 @@
-"""One file for each foreign API: clocks, seeds, auto-reset, spaces, dictionaries; no rule of any game."""
