@@ -130,6 +130,11 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     assert int(made[2][0]._episode.state.level[0]) not in bank
 
 
+def test_the_first_folder_need_not_be_a_run(ppo, trained, tmp_path):
+    run = trained[28][1]
+    assert ppo.parse(["--evaluate", str(tmp_path), str(run)]) == ppo.parse(["--evaluate", str(run)])
+
+
 def test_the_film_is_of_the_first_run_at_the_first_noise_and_says_so(ppo, trained, tmp_path, capsys):
     (_, run), (_, other) = trained[28], trained[4]
     evaluate(ppo, tmp_path / "out", run, other, "--num-noise", "3", "0", "--record", tmp_path / "a.gif")
@@ -181,6 +186,12 @@ def test_other_noise_moves_neither_agents_nor_signal(ppo, words, spread):
     assert 0.99 * spread < starts[0][..., :2].abs().max() <= spread * (1 + 1e-6)
 
 
+def test_another_id_starts_as_the_trained_one(ppo):
+    own, asked = ppo.parse([]), ppo.parse(["--env-id", "noisy_envs/SimpleCentroid-1v1v30-v0"])
+    assert ppo.env_options(ppo.as_trained(asked, own)) == {"spread": 2.0}
+    assert ppo.env_options(ppo.as_trained(own, asked)) == {"spread": 2.5}
+
+
 def test_a_start_does_not_tell_how_much_noise_a_range_drew(ppo):
     reach = {}
     for told in ([], ["spread=None"]):  # the paper's rule, if it is asked for
@@ -213,6 +224,10 @@ def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
+    others = range(10_000, 20_000)
+    new = next(n for n in others if not bank & {draw_level(recipe, number) for number in range(n, n + 3)})
+    options = ("size=3", "num_distractors=0", "max_steps=3", f"start_level={new}", "num_levels=3")
+    assert ppo.overlap(dataclasses.replace(args, options=options), args) == {"known_levels": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_no_limit_of_gymnasiums_lengthens_an_episode(env_id):
     wish = {"max_steps": 4, "max_episode_steps": 7}
     with pytest.raises(ValueError, match=r"^max_episode_steps=7: must be at most max_steps=4; .*give max_steps=7$"):
         gymnasium.make_vec(env_id, 2, **wish)
+    assert gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=4).max_steps == 4
     assert length_of(gymnasium.make(env_id, **wish)) == 4  # as the pages say
     assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).core).__doc__.split())
 

@@ -1227,3 +1227,16 @@ def test_a_world_that_ends_in_the_last_step_of_a_foreign_limit(mode, backend):
                 _, _, terminated, truncated, _ = envs.step(to_backend(np.array([action]), kind))
             flags.append((bool(terminated[0]), bool(truncated[0])))
         assert flags == [(True, "max_episode_steps" in limit)] * 2
+
+
+def test_known_levels_are_those_that_the_bank_holds():
+    """Whatever their numbers; and a bank may be smaller than the field has levels."""
+    options = {"size": 3, "num_distractors": 0, "max_steps": 3}
+    envs = gymnasium.make_vec(BOX_WORLD, 200, **options, num_levels=1000)
+    envs.reset(seed=0)
+    asked = [levels.draw_level(envs.core.recipe, int(number)) for number in envs.state.level]
+    for first in (0, 5000):
+        core = BoxWorld(**options, start_level=first, num_levels=200)
+        bank = {levels.draw_level(core.recipe, number) for number in range(first, first + 200)}
+        share = np.mean([level in bank for level in asked])
+        assert 0 < share < 1 and core.known(envs.core.text(envs.state)) == pytest.approx(share)

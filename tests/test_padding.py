@@ -57,6 +57,18 @@ class Hollow(gymnasium.Env):
         return np.zeros((40, 40, 3), np.uint8)
 
 
+class Late(Hollow):
+    """Of a first episode the seed tells the length; in later ones, which an evaluation does not count, it pays NaN."""
+
+    def reset(self, *, seed=None, options=None):
+        self.last, self.later = (9, True) if seed is None else (1 + seed % 5, False)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.clock += 1
+        return self.see(), np.nan if self.later else 1.0, False, self.clock == self.last, {}
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
@@ -124,6 +136,18 @@ def test_an_evaluation_and_a_film_stop_on_what_is_not_finite(ppo, tmp_path):
         with pytest.raises(FloatingPointError, match="Hollow-v0 showed an observation that is not finite"):
             ppo.film(agent, args)
     ppo.main([*words, "pays=nan", "first=6"])  # after the episode that counts
+
+
+def test_what_comes_after_the_episode_that_counts_may_be_anything(ppo):
+    gymnasium.register("Late-v0", Late, disable_env_checker=True)
+    args = ppo.parse(["--env-id", "Late-v0"])
+    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+    assert set(ppo.evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
+
+
+def test_training_stops_where_the_last_observation_alone_is_not_finite(ppo, tmp_path):
+    with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
+        train_tiny(ppo, tmp_path, "--env-id", "Hollow-v0", "--options", "shows=nan", "first=5")
 
 
 def test_a_trained_player_stops_on_what_is_not_finite(ppo, tmp_path, monkeypatch):

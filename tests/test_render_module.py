@@ -635,6 +635,17 @@ def test_a_window_that_a_person_closed_stays_closed(screen: None) -> None:
     second.close()
 
 
+def test_a_program_hears_that_its_window_was_closed(screen: None) -> None:
+    import pygame
+
+    renderer = Renderer(CORE, "human", fps=100, size=100)
+    renderer.draw(start(CORE), 0, 0.0)
+    press_close(renderer)
+    renderer.draw(start(CORE), 1, 0.0)
+    assert len(pygame.event.get(pygame.WINDOWCLOSE)) == 1
+    renderer.close()
+
+
 def test_other_events_are_left_to_the_program(screen: None) -> None:
     import pygame
 

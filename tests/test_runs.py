@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -298,6 +299,14 @@ def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path
     assert lows.tolist() == (values - 1).tolist() and highs.tolist() == (values + 1).tolist()
     assert labels == ["4, seed 1", "4, seed 2", "28, seed 1"]
     assert [parts[3] for parts in drawn[1:]] == [["4", "28"], ["4, run-0", "4, run-1"]]
+
+
+def test_columns_of_a_matrix_ascend_as_numbers(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "plot_matrix", lambda path, *parts: drawn.append(parts))
+    row = {"run": "run", "seed": 1, "env_id": "x", "trained": 4, "score": 0.5, "score_95": [0, 1]}
+    pictures.plot_scores(tmp_path, [{**row, "evaluated": noise} for noise in (28, (2, 9), 4)])
+    assert drawn[0][4] == ["(2, 9)", "4", "28"]
 
 
 def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
@@ -604,6 +613,15 @@ def test_too_little_memory_ends_in_a_line(error):
 
     with pytest.raises(SystemExit, match=r"^error: not enough memory: (?!\[)[^\n]*; choose fewer"):
         runs.memory_errors()(fail)()
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="Windows grants what there is")
+def test_numbers_that_memory_cannot_hold_are_told(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 2**12}.get)  # 4 GiB
+    runs.check_memory({"num_envs": 2**30}, "cpu")
+    with pytest.raises(ValueError, match=r"^not enough memory: num_envs need at least 4\.0 GiB, cpu has 4\.0 GiB$"):
+        runs.check_memory({"num_envs": 2**30 + 1}, "cpu")
 
 
 def test_another_error_of_torch_stays():

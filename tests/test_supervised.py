@@ -699,6 +699,9 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     assert found.signal == pytest.approx(3 * [(1 - own).mean().item()])
     assert found.noise[1] == pytest.approx((own - 1).mean().item() / 5)
     assert found.inside == 1
+    tied = sets[:1].clone()
+    tied[0, 2:] = tied[0, 1]  # which leaves open what the nearest is
+    assert bounds.measure(trained, torch.cat([tied, sets]), k) == found
 
     path = alone / "checkpoint.pt"
     runs.save_checkpoint(path, {name: part for name, part in runs.load_checkpoint(path).items() if name != "best"})

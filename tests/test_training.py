@@ -208,6 +208,14 @@ def test_errors_and_losses_are_means_over_samples(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+def test_each_epoch_and_seed_has_chance_of_its_own(tmp_path):
+    task, found = Fake(), []
+    task.draw = lambda index, chance: found.append(chance) or index[:, None]
+    for seed in (1, 2):
+        training.train(task, CELL._replace(seed=seed), settings(tmp_path))
+    assert len(set(found)) == len(found) == 8
+
+
 # resuming
 
 
@@ -754,6 +762,15 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
         training.run_all(args, ["max"], aggregation.make_task)
     for pool in TWO:
         assert_same_run(uninterrupted / "runs", tmp_path / "runs", CELL._replace(pool=pool))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="holds no signals back")
+def test_processes_begin_while_each_signal_to_a_group_is_held_back():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with training.interrupts_later():
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, []) - before
+    assert held >= {signal.SIGINT, signal.SIGUSR1} and signal.SIGTERM not in held
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def test_a_signal_does_not_break_a_lock(tmp_path, monkeypatch):

@@ -229,6 +229,15 @@ def test_more_or_less_noise_moves_nobody_else(run, screen):
             assert all(np.array_equal(show.episode.state.mover, shows[2].episode.state.mover) for show in shows)
 
 
+def test_more_noise_starts_as_the_players_own():
+    player = Reference("oracle", CENTROID, None, 1)
+    player.options = {"num_noise": 28}  # as an agent has that learned so, see `Trained`
+    show = Show(CENTROID, player, 1)
+    mover = show.episode.state.mover.copy()
+    show.add_noise(-24)
+    assert show.noise == 4 and np.array_equal(show.episode.state.mover, mover)
+
+
 def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
