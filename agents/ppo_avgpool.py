@@ -987,11 +987,16 @@ def check_sizes(args: Args) -> None:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
     dim, spec = args.hidden_dim, game_of(args).token_spec
     numbers = spec.num_tokens * spec.num_features
+    rows = args.minibatch_size // WORLD_SIZE  # of which each token is kept several times in each layer
+    rows = rows if args.device.startswith("cuda") else min(rows, CPU_CHUNK)
     needs = {
         "num_envs and num_steps": 0
         if args.evaluate
         else 2 * size * numbers // WORLD_SIZE,  # before and after each step
-        "eval_episodes": args.eval_episodes * numbers,
+        "eval_episodes": args.eval_episodes * spec.num_tokens * max(spec.num_features, dim),
+        "minibatch_size": 0
+        if args.evaluate
+        else rows * spec.num_tokens * args.num_layers * (4 * dim + 2 * args.feedforward_dim),
         "num_layers, hidden_dim and feedforward_dim": 4 * args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim),
     }  # of the network with gradients, and two moments of Adam
     runs.check_memory(needs, args.device)

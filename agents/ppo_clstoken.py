@@ -310,7 +310,10 @@ class ClsToken(nn.Module):
         """Return the class token's embedding (B, D), of embeddings (B, N + 1, D) and mask (B, N + 1)."""
         self._check("embeddings", embeddings, mask)
         pooled = embeddings[:, 0]
-        return pooled if mask is None else pooled.masked_fill(~mask[:, 1:].any(dim=1, keepdim=True), 0)
+        if mask is None:
+            return pooled
+        # counted: a slice of the mask would bar programs for any number of tokens
+        return pooled.masked_fill(mask.sum(dim=1, keepdim=True) == mask[:, :1], 0)
 
     def _check(self, name: str, tokens: Tensor, mask: Tensor | None) -> None:
         shape, dim = tuple(tokens.shape), self.token.shape[0]
@@ -1008,11 +1011,16 @@ def check_sizes(args: Args) -> None:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
     dim, spec = args.hidden_dim, game_of(args).token_spec
     numbers = spec.num_tokens * spec.num_features
+    rows = args.minibatch_size // WORLD_SIZE  # of which each token is kept several times in each layer
+    rows = rows if args.device.startswith("cuda") else min(rows, CPU_CHUNK)
     needs = {
         "num_envs and num_steps": 0
         if args.evaluate
         else 2 * size * numbers // WORLD_SIZE,  # before and after each step
-        "eval_episodes": args.eval_episodes * numbers,
+        "eval_episodes": args.eval_episodes * spec.num_tokens * max(spec.num_features, dim),
+        "minibatch_size": 0
+        if args.evaluate
+        else rows * spec.num_tokens * args.num_layers * (4 * dim + 2 * args.feedforward_dim),
         "num_layers, hidden_dim and feedforward_dim": 4 * args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim),
     }  # of the network with gradients, and two moments of Adam
     runs.check_memory(needs, args.device)

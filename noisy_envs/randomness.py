@@ -101,7 +101,7 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     offset = _kept_offsets(counts) if xp is np else _offsets(xp, counts, key.device)
     if isinstance(base, int) and sum(counts) <= FEW:
         second = int(key[0, 1])
-        word = np.array([[_mix(_mix((base + x) & MASK) ^ second) for x in offset.tolist()]])
+        word = np.array([[_mix(_mix((base + x) & MASK) ^ second) for x in offset.tolist()]], np.int64)  # also of none
     else:
         word = _mix(_mix((base + offset) & MASK) ^ key[:, 1:])  # (B, sum of counts)
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24

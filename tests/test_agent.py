@@ -478,6 +478,18 @@ def test_bad_settings_end_with_one_line(words, tmp_path):
         ["--num-steps", "1000000000000", "--total-timesteps", "1000000000000000", "--no-anneal-lr"],
         ["--hidden-dim", "16384", "--num-layers", "900"],
         ["--eval-episodes", "1000000", "--num-noise", "1000000"],
+        [
+            "--num-noise",
+            "1000000",
+            "--num-envs",
+            "8",
+            "--num-steps",
+            "16",
+            "--minibatch-size",
+            "64",
+            "--eval-episodes",
+            "2",
+        ],
     ],
     ids=" ".join,
 )

@@ -154,3 +154,11 @@ def test_deviations_are_not_negative() -> None:
     with pytest.raises(ValueError, match=r"output_std must be from 0 to 1e18, got -1"):
         pooling.AdaPool(8, output_std=-1)
     pooling.AdaPool(8, scale=-1.0, init_std=0.0)  # scores may have any sign
+
+
+def test_a_spec_is_json_whatever_numbers_it_was_made_with() -> None:
+    given = {"num_noise": np.array([1, 3]), "num_signal": np.int64(2), "spread": np.float32(0.5)}
+    for env in (gymnasium.make(CENTROID, **given), gymnasium.make_vec(CENTROID, num_envs=2, **given)):
+        spec: Any = env.spec
+        again = gymnasium.envs.registration.EnvSpec.from_json(spec.to_json())
+        assert (again.kwargs["num_signal"], list(again.kwargs["num_noise"])) == (2, [1, 3])

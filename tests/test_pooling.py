@@ -567,6 +567,16 @@ def test_exports_with_free_axes(name: str, masked: bool) -> None:
     check_sizes(program, model, masked)
 
 
+def test_a_class_token_among_any_number_exports() -> None:
+    """The head alone, whose tokens another program has extended."""
+    head, free = ClsToken(8), ({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2)},) * 2
+    given = torch.randn(4, 7, 8), torch.arange(7) < torch.tensor([7, 1, 2, 3])[:, None]
+    program = torch.export.export(head, given, dynamic_shapes=free, strict=False).module()
+    for length in (2, 7):
+        some = [x[:, :length] for x in given]
+        torch.testing.assert_close(program(*some), head(*some))
+
+
 @ignore_deprecated
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # that the checks of shapes are not in the program
 @each_head

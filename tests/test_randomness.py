@@ -221,3 +221,9 @@ def test_scalar_draws_never_change():
         return [draws.below(1000) for _ in range(3)] + draws.sample(9, 3) + [draws.member(0b1011010)]
 
     assert {seed: some(seed) for seed in (0, 1, 2**32, MAX_SEED)} == STORED
+
+
+def test_streams_of_no_numbers_are_empty_for_one_world_too():
+    for size in (1, 2):
+        key, counter = episode_key(np.arange(size), np.zeros(size, np.int64)), np.zeros(size, np.int64)
+        assert [drawn.shape for drawn in uniforms(key, counter, (0, 0))] == [(size, 0)] * 2

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from noisy_envs.interfaces.common import action_space, casting, check_action, follow, observation_box
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.options import build
+from noisy_envs.options import build, plain
 from noisy_envs.registry import Game, core_class
 from noisy_envs.tokens import TokenSpec
 
@@ -62,7 +62,10 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     @spec.setter
     def spec(self, spec: EnvSpec | None) -> None:
         """Keep what `gymnasium.make` says, and add the time limit."""
-        self._spec = spec and dataclasses.replace(spec, max_episode_steps=self.core.max_steps)
+        if spec is not None:
+            kwargs = {name: plain(value) for name, value in spec.kwargs.items()}  # JSON knows no numbers of NumPy
+            spec = dataclasses.replace(spec, max_episode_steps=self.core.max_steps, kwargs=kwargs)
+        self._spec = spec
 
     @property
     def token_spec(self) -> TokenSpec:

@@ -173,7 +173,8 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def spec(self, spec: EnvSpec | None) -> None:
         """Keep what `gymnasium.make_vec` says, and add the time limit; the one that was given stays an argument."""
         if spec is not None:
-            kwargs = {**spec.kwargs, "max_episode_steps": self._rules.time_limit}
+            kwargs = {name: plain(value) for name, value in spec.kwargs.items()}  # JSON knows no numbers of NumPy
+            kwargs["max_episode_steps"] = self._rules.time_limit
             spec = dataclasses.replace(spec, max_episode_steps=self.max_steps, kwargs=kwargs)
         self._spec = spec
 

@@ -135,7 +135,10 @@ class ClsToken(nn.Module):
         """Return the class token's embedding (B, D), of embeddings (B, N + 1, D) and mask (B, N + 1)."""
         self._check("embeddings", embeddings, mask)
         pooled = embeddings[:, 0]
-        return pooled if mask is None else pooled.masked_fill(~mask[:, 1:].any(dim=1, keepdim=True), 0)
+        if mask is None:
+            return pooled
+        # counted: a slice of the mask would bar programs for any number of tokens
+        return pooled.masked_fill(mask.sum(dim=1, keepdim=True) == mask[:, :1], 0)
 
     def _check(self, name: str, tokens: Tensor, mask: Tensor | None) -> None:
         shape, dim = tuple(tokens.shape), self.token.shape[0]
