@@ -1,0 +1,49 @@
+"""Agents and pooling heads compute what they computed when tools/store_training.py stored it."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tyro")
+import numpy as np  # noqa: E402  torch may be missing
+
+sys.path.insert(0, str(ROOT / "tools"))
+import store_training  # noqa: E402
+
+sys.path.pop(0)
+
+STORED = json.loads((store_training.FOLDER / "metrics.json").read_text(encoding="utf-8"))
+pytestmark = pytest.mark.skipif(
+    STORED["versions"] != store_training.versions(), reason=f"stored with {STORED['versions']}"
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("game", store_training.GAMES)
+@pytest.mark.parametrize("head", store_training.HEADS)
+@pytest.mark.in_turn("head")
+def test_an_agent_learns_as_it_did(head, game, dtype):
+    """Compare three updates in float64, of which only the gradient norm is logged in full; one in float32."""
+    count = 3 if dtype == "float64" else 1
+    expected, found = (
+        STORED["metrics"][f"{head} {game} {dtype}"][:count],
+        store_training.train(head, game, dtype)[:count],
+    )
+    for old, new in zip(expected, found, strict=True):
+        assert old.keys() == new.keys()
+        for key, value in old.items():
+            exact = dtype == "float64" and key == "losses/grad_norm"
+            wanted = pytest.approx(value, rel=1e-9 if exact else 1e-6, abs=0 if exact else 1e-7, nan_ok=True)
+            assert new[key] == wanted, (key, old["global_step"])
+
+
+@pytest.mark.parametrize("head", store_training.HEADS)
+def test_a_head_pools_as_it_did(head):
+    with np.load(store_training.FOLDER / "heads.npz") as stored:
+        found = store_training.pool(head)
+        assert set(found) == {name for name in stored if name.startswith(head)}
+        for name, value in found.items():
+            np.testing.assert_allclose(value, stored[name], rtol=1e-9, atol=1e-12, err_msg=name)

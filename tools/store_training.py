@@ -1,0 +1,113 @@
+"""Store how each agent learns: python tools/store_training.py writes tests/data/training/, which a test compares with.
+
+`metrics.json` holds, for each head and game, the metrics of three updates in float32 and in float64; `heads.npz` the
+outputs and gradients of each pooling head of the library; `versions` what they were computed with, since another
+version of torch or another processor rounds otherwise. Run it only where results are meant to change, and say so in
+CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from store_trajectories import store
+from torch import Tensor
+
+from noisy_envs.nn import pooling
+from noisy_envs.training import runs
+from noisy_envs.training.files import write_atomically
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "data" / "training"
+HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
+GAMES = ("SimpleCentroid-v0", "SimpleTag-v0", "BoxWorldEntities-v0")
+SMALL = "--num-envs 16 --num-steps 32 --minibatch-size 128 --update-epochs 2 --total-timesteps 1536 --no-anneal-lr"
+SMALL += " --eval-episodes 2 --no-gif --preset fast --num-layers 2 --no-compile"
+
+
+def versions() -> dict[str, str]:
+    """Return what the last bits of a result depend on."""
+    return {"torch": torch.__version__.partition("+")[0], "machine": platform.machine()}
+
+
+def load_agent(head: str) -> Any:
+    """Import the agent of a head, which is in no package."""
+    spec = importlib.util.spec_from_file_location(f"ppo_{head}", ROOT / "agents" / f"ppo_{head}.py")
+    assert spec is not None and spec.loader is not None
+    agent = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = agent  # where dataclasses look up its annotations
+    spec.loader.exec_module(agent)
+    return agent
+
+
+def double_precision(agent_class: Any) -> Any:
+    """Return the agent's class with weights and arithmetic in float64."""
+
+    class Double(agent_class):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.double()
+
+        def forward(self, tokens: Tensor, *rest: Any) -> Any:
+            return super().forward(tokens.double(), *rest)
+
+    return Double
+
+
+def train(head: str, game: str, dtype: str) -> list[dict[str, float]]:
+    """Return the rows of `metrics.csv` of three updates, without times."""
+    agent = load_agent(head)
+    if dtype == "float64":
+        agent.Agent = double_precision(agent.Agent)
+    dropout = "0.1" if game == "SimpleTag-v0" else "0"  # one game draws dropout's numbers too
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*SMALL.split(), "--env-id", f"noisy_envs/{game}", "--dropout", dropout, "--run-dir", folder]
+        agent.main(words)
+        (path,) = Path(folder).glob("*/metrics.csv")
+        return [{key: x for key, x in row.items() if key != "charts/SPS"} for row in runs.read_metrics(path)]
+
+
+def pool(head: str) -> dict[str, np.ndarray]:
+    """Return output, gradients by tokens and by weights of a head of the library, for sets with padding, in float64."""
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randn(5, 7, 8, generator=random, dtype=torch.float64).requires_grad_()
+    mask = torch.arange(7) < torch.tensor([7, 5, 1, 0, 3])[:, None]
+    heads: dict[str, Any] = {
+        "adapool": pooling.AdaPool(8, 2, init_std=0.5),
+        "avgpool": pooling.AvgPool(),
+        "clstoken": pooling.ClsToken(8),
+        "maxpool": pooling.MaxPool(),
+    }
+    made = heads[head].double()
+    out = made(*made.extend(tokens, mask))
+    parameters = dict(made.named_parameters())
+    wanted = torch.randn(out.shape, generator=random, dtype=torch.float64)
+    slopes = torch.autograd.grad((out * wanted).sum(), [tokens, *parameters.values()], materialize_grads=True)
+    found = dict(zip(("out", "tokens", *parameters), (out.detach(), *slopes), strict=True))
+    return {f"{head}/{name}": value.numpy() for name, value in found.items()}
+
+
+def main() -> None:
+    """Store all."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    metrics = {
+        f"{head} {game} {dtype}": train(head, game, dtype)
+        for head in HEADS for game in GAMES for dtype in ("float32", "float64")
+    }  # fmt: skip
+    content = {"versions": versions(), "metrics": metrics}
+    write_atomically(FOLDER / "metrics.json", json.dumps(content, indent=1) + "\n")
+    store(FOLDER / "heads.npz", {name: array for head in HEADS for name, array in pool(head).items()})
+
+
+if __name__ == "__main__":
+    main()
