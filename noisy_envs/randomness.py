@@ -105,8 +105,11 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     else:
         word = _mix(_mix((base + offset) & MASK) ^ key[:, 1:])  # (B, sum of counts)
     drawn = xp.astype(word >> 8, dtype or xp.float32) * 2.0**-24
-    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    return tuple(drawn[:, end - count : end] for end, count in zip(ends, counts, strict=True))
+    streams, end = [], 0
+    for count in counts:
+        end += count
+        streams.append(drawn[:, end - count : end])
+    return tuple(streams)
 
 
 class Draws:
