@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 GPU_TESTS := $(addprefix tests/test_,attention.py device_step.py gpu.py kernels.py layer_kernels.py narrow_layers.py numbers.py padding.py \
 	pooling.py pure_step.py supervised.py synthetic.py vector.py)
 
-.PHONY: help demo test test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
+.PHONY: help demo test test-process test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
 
 test: $(VENV)/dev  ## run the tests
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not process"
+
+test-process: $(VENV)/dev  ## run the tests that start programs and take seconds each
+	$(BIN)/python -m pytest -m "process and not slow"
 
 test-gpu:  ## run the tests that use a GPU, by PYTHON itself: no environment is made, nothing is installed
 	$(PYTHON) -m pytest -n 8 --dist loadfile -m "not slow" $(GPU_TESTS)

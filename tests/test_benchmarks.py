@@ -24,6 +24,7 @@ def benchmark(*words):
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.process
 def test_smoke_runs_every_engine(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")

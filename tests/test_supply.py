@@ -120,6 +120,7 @@ except OSError:
     assert done.returncode == 77 and done.stderr.startswith("network: socket.getaddrinfo ('localhost', 9")
 
 
+@pytest.mark.process
 def test_neither_import_nor_training_calls_a_host(tmp_path):
     for name in ("tyro", "torch", "sklearn"):
         pytest.importorskip(name)

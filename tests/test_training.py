@@ -791,6 +791,7 @@ def test_a_signal_does_not_break_a_lock(tmp_path, monkeypatch):
     assert len(waited) == 1 and signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
     """While it runs, its folders are refused to others; if one of its processes is killed, it ends and says so."""
