@@ -762,7 +762,7 @@ def env_options(args: Args) -> dict[str, Any]:
 
 
 def as_trained(args: Args, trained: Args) -> Args:
-    """Return the settings of an evaluation whose worlds start as those of training, `trained`, at whatever noise."""
+    """Return the settings of an evaluation whose worlds start as those of training, `trained`, at any noise."""
     start = registry.same_start(args.env_id, asked_options(args), (trained.env_id, env_options(trained)))
     return dataclasses.replace(args, options=(*args.options, *(f"{name}={start[name]}" for name in start)))
 
@@ -1086,19 +1086,16 @@ def check_sizes(args: Args) -> None:
         if getattr(args, setting) % WORLD_SIZE:
             raise ValueError(f"{setting}={getattr(args, setting)}: must be a multiple of the {WORLD_SIZE} processes")
     dim, spec = args.hidden_dim, game_of(args).token_spec
-    numbers = spec.num_tokens * spec.num_features
-    rows = args.minibatch_size // WORLD_SIZE  # of which each token is kept several times in each layer
-    rows = rows if args.device.startswith("cuda") else min(rows, CPU_CHUNK)
+    layers = args.num_layers * (4 * dim + 2 * args.feedforward_dim)  # numbers kept of each token, for its gradient
     needs = {
-        "num_envs and num_steps": 0
-        if args.evaluate
-        else 2 * size * numbers // WORLD_SIZE,  # before and after each step
+        "num_layers, hidden_dim and feedforward_dim": 4 * dim * layers,  # weights, gradients, two moments of Adam
         "eval_episodes": args.eval_episodes * spec.num_tokens * max(spec.num_features, dim),
-        "minibatch_size": 0
-        if args.evaluate
-        else rows * spec.num_tokens * args.num_layers * (4 * dim + 2 * args.feedforward_dim),
-        "num_layers, hidden_dim and feedforward_dim": 4 * args.num_layers * dim * (4 * dim + 2 * args.feedforward_dim),
-    }  # of the network with gradients, and two moments of Adam
+    }
+    if not args.evaluate:
+        rows = args.minibatch_size // WORLD_SIZE
+        rows = rows if args.device.startswith("cuda") else min(rows, CPU_CHUNK)
+        rollout = 2 * size * spec.num_tokens * spec.num_features  # before and after each step
+        needs |= {"num_envs and num_steps": rollout // WORLD_SIZE, "minibatch_size": rows * spec.num_tokens * layers}
     runs.check_memory(needs, args.device)
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
