@@ -33,12 +33,12 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 
-from noisy_envs import registry
-from noisy_envs.reference import References, reference_returns
+from noisy_envs import registration
+from noisy_envs.baselines import References, reference_returns
 from noisy_envs.training import results, runs
 
 if TYPE_CHECKING:
-    from noisy_envs.training.foreign import Game
+    from noisy_envs.training.gymnasium_envs import Game
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = (  # words of the agents that a cell decides, or that train nothing
@@ -100,17 +100,17 @@ class Level(NamedTuple):
     @property
     def name(self) -> str:
         """Name it as a folder."""
-        return registry.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        return registration.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
     def noise(self) -> dict[str, Any]:
         """The option that sets the noise, if not the id does."""
-        return {} if self.num_noise is None else {registry.NOISE[registry.find(self.env_id)[0]]: self.num_noise}
+        return {} if self.num_noise is None else {registration.NOISE[registration.find(self.env_id)[0]]: self.num_noise}
 
     @property
     def start(self) -> dict[str, Any]:
         """The option by which all levels of one id start alike, as the id itself, whatever the words for the agents."""
-        return registry.start_of(self.env_id, {}) if self.noise else {}
+        return registration.start_of(self.env_id, {}) if self.noise else {}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -130,9 +130,9 @@ class Level(NamedTuple):
     @property
     def foreign(self) -> Game | None:
         """The game, if it is not of this project."""
-        if registry.find(self.env_id)[0] != registry.FOREIGN:
+        if registration.find(self.env_id)[0] != registration.FOREIGN:
             return None
-        from noisy_envs.training.foreign import Game
+        from noisy_envs.training.gymnasium_envs import Game
 
         return Game(self.env_id, self.options)
 
@@ -245,7 +245,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
     end = list(argv).index("--") if "--" in argv else len(argv)
     args, words = runs.parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
     settings(words)
-    args = replace(args, env_ids=tuple(registry.canonical(env_id, "env_ids") for env_id in args.env_ids))
+    args = replace(args, env_ids=tuple(registration.canonical(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
     return args, words
 
@@ -255,16 +255,16 @@ def check(args: Args) -> None:
     for name in ("heads", "seeds", "env_ids"):
         if not getattr(args, name):
             raise ValueError(f"{name}: must be at least one")
-    games = {registry.find(env_id)[0] for env_id in args.env_ids}
+    games = {registration.find(env_id)[0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(
-            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registry.in_words(sorted(games))}"
+            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registration.in_words(sorted(games))}"
         )
-    if games == {registry.FOREIGN} and len(set(args.env_ids)) > 1:
+    if games == {registration.FOREIGN} and len(set(args.env_ids)) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be one, whose noise --num-noise sets")
-    if args.num_noise and (len(args.env_ids) > 1 or not games <= registry.NOISE.keys()):
+    if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
         raise ValueError(
-            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {registry.in_words(registry.NOISE)}"
+            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {registration.in_words(registration.NOISE)}"
         )
     check_numbers(args)
     if args.beside and not args.draw_only:

@@ -42,14 +42,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from noisy_envs import registry
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs import registration
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.nn.attention import narrow_attention
-from noisy_envs.nn.graphs import Recorded
-from noisy_envs.options import build
-from noisy_envs.reference import References, reference_returns
+from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.validation import build
+from noisy_envs.baselines import References, reference_returns
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import foreign, runs
+from noisy_envs.training import gymnasium_envs, runs
 
 
 @dataclass
@@ -196,7 +196,7 @@ FOREIGN = Args(
     total_timesteps=131_072, num_envs=16, learning_rate=2.5e-3, gamma=0.99, gae_lambda=0.95, minibatch_size=512,
     vf_coef=0.001, ent_coef=0.005, max_grad_norm=10.0,
 )  # fmt: skip
-FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX, registry.FOREIGN: FOREIGN}
+FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX, registration.FOREIGN: FOREIGN}
 PAPER = {"simple_centroid": PAPER_CENTROID, "simple_tag": PAPER_TAG, "box_world": PAPER_BOX}
 GENERAL = ("SimpleCentroid-v0", "SimpleTag-v0", "SimpleTagMPE-v0", "BoxWorld-v0")  # no experiments of the paper
 
@@ -679,15 +679,15 @@ def env_options(args: Args) -> dict[str, Any]:
     """Return the options of the environment; where the settings ask for a range, a start does not tell the number.
 
     Raises:
-        ValueError, TypeError: as `asked_options` and `registry.same_start` do.
+        ValueError, TypeError: as `asked_options` and `registration.same_start` do.
     """
     options = asked_options(args)
-    return options | registry.same_start(args.env_id, options)
+    return options | registration.same_start(args.env_id, options)
 
 
 def as_trained(args: Args, trained: Args) -> Args:
     """Return the settings of an evaluation whose worlds start as those of training, `trained`, at any noise."""
-    start = registry.same_start(args.env_id, asked_options(args), (trained.env_id, env_options(trained)))
+    start = registration.same_start(args.env_id, asked_options(args), (trained.env_id, env_options(trained)))
     return dataclasses.replace(args, options=(*args.options, *(f"{name}={start[name]}" for name in start)))
 
 
@@ -697,7 +697,7 @@ def asked_options(args: Args) -> dict[str, Any]:
     Raises:
         ValueError: naming what this game lacks, or what cannot be read.
     """
-    game, _ = registry.find(args.env_id)
+    game, _ = registration.find(args.env_id)
     options = {}
     for word in args.options:
         name, equals, value = word.partition("=")
@@ -711,12 +711,12 @@ def asked_options(args: Args) -> dict[str, Any]:
             options[name] = value  # a word
     asked = {}
     if args.num_noise:
-        asked["num_noise"] = registry.NOISE, args.num_noise[0]
+        asked["num_noise"] = registration.NOISE, args.num_noise[0]
     if args.num_agents > 1:
-        asked["num_agents"] = registry.LEARNERS, args.num_agents
+        asked["num_agents"] = registration.LEARNERS, args.num_agents
     for setting, (known, number) in asked.items():
         if game not in known:
-            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registry.in_words(known)}")
+            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registration.in_words(known)}")
         if known[game] in options and not args.evaluate:  # which asks for other noise than a run's own
             raise ValueError(f"{setting}={number}: {known[game]} is among the options too, give one of them")
         options[known[game]] = number
@@ -729,18 +729,18 @@ def game_of(args: Args) -> Any:
     Raises:
         ValueError: naming an option that is unknown, or a value that is not allowed.
     """
-    game, parameters = registry.find(args.env_id)
-    if game == registry.FOREIGN:
-        return foreign.Game(args.env_id, env_options(args))
+    game, parameters = registration.find(args.env_id)
+    if game == registration.FOREIGN:
+        return gymnasium_envs.Game(args.env_id, env_options(args))
     try:
-        return build(registry.CORES[game], parameters | env_options(args))
+        return build(registration.CORES[game], parameters | env_options(args))
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
 def is_foreign(args: Args) -> bool:
     """Tell whether the environment is not of this project, but made noisy by its wrappers."""
-    return registry.find(args.env_id)[0] == registry.FOREIGN
+    return registration.find(args.env_id)[0] == registration.FOREIGN
 
 
 def draws(args: Args) -> bool:
@@ -750,7 +750,7 @@ def draws(args: Args) -> bool:
 
 def team(args: Args) -> str:
     """Name the agents that learn."""
-    game, _ = registry.find(args.env_id)
+    game, _ = registration.find(args.env_id)
     if args.parallel_env or (args.num_agents > 1 and game == "simple_centroid"):
         return "all"
     return "predators" if args.num_agents > 1 else "first"
@@ -759,7 +759,7 @@ def team(args: Args) -> str:
 def unseen(args: Args, trained: Args | None) -> dict[str, Any]:
     """Return the options of an evaluation: no level is of those that a run of the settings `trained` draws from."""
     options = env_options(args)
-    return options | registry.held_out(args.env_id, options, env_options(trained or args))
+    return options | registration.held_out(args.env_id, options, env_options(trained or args))
 
 
 def make_envs(
@@ -773,7 +773,7 @@ def make_envs(
     options = unseen(args, trained) if purpose == "evaluate" else env_options(args)
     envs: Any
     if is_foreign(args):
-        envs = foreign.ForeignVectorEnv(game_of(args), num_envs, args.device)
+        envs = gymnasium_envs.ForeignVectorEnv(game_of(args), num_envs, args.device)
     else:
         envs = gymnasium.make_vec(
             args.env_id,
@@ -794,7 +794,7 @@ def references(args: Args) -> References:
     They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
     """
     unknown = References(math.nan, math.nan)
-    if team(args) == "all" and registry.find(args.env_id)[0] == "simple_tag":
+    if team(args) == "all" and registration.find(args.env_id)[0] == "simple_tag":
         return unknown
     if is_foreign(args):
         found = game_of(args).references
@@ -852,10 +852,10 @@ def overlap(args: Args, trained: Args) -> dict[str, float]:
 
 def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
-    game, parameters = registry.find(args.env_id)
+    game, parameters = registration.find(args.env_id)
     env: Any
     if is_foreign(args):
-        env = foreign.OneForeign(game_of(args))
+        env = gymnasium_envs.OneForeign(game_of(args))
     else:
         env = ParallelTokenEnv(game, "rgb_array", team(args), **(parameters | unseen(args, trained)))
     observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
@@ -892,8 +892,8 @@ def parse(argv: Sequence[str]) -> Args:
         args = dataclasses.replace(args, resume=path.parent)
         check_resumed(saved, args)
     else:
-        env_id = chosen.env_id or registry.PARALLEL.get(chosen.parallel_env, Args.env_id)
-        game, _ = registry.find(env_id)
+        env_id = chosen.env_id or registration.PARALLEL.get(chosen.parallel_env, Args.env_id)
+        game, _ = registration.find(env_id)
         general = game not in PAPER or env_id.removeprefix("noisy_envs/") in GENERAL
         fast = chosen.preset == "fast" or (not chosen.preset and general)
         if not fast and game not in PAPER:
@@ -904,7 +904,7 @@ def parse(argv: Sequence[str]) -> Args:
         compiled = can_compile and (on_gpu or defaults.compile)
         defaults = dataclasses.replace(defaults, preset="fast" if fast else "paper", compile=compiled)
         args = runs.parse_arguments(Args, argv, defaults)
-    args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
     check(args)
     return args
 
@@ -917,9 +917,9 @@ def asked_of(argv: Sequence[str], path: Path) -> Args:
     """
     own = load_args(path)
     args = runs.parse_arguments(Args, argv, dataclasses.replace(own, num_noise=()))
-    args = dataclasses.replace(args, env_id=registry.canonical(args.env_id))
-    game, _ = registry.find(args.env_id)
-    if args.env_id != own.env_id and (game != registry.find(own.env_id)[0] or game == registry.FOREIGN):
+    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    game, _ = registration.find(args.env_id)
+    if args.env_id != own.env_id and (game != registration.find(own.env_id)[0] or game == registration.FOREIGN):
         raise ValueError(f"env_id={args.env_id!r}: {path} learned another game, {own.env_id}")
     return args
 
@@ -964,8 +964,8 @@ def check_resumed(saved: Args, args: Args) -> None:
 
 def check(args: Args) -> None:
     """Raise ValueError, naming the setting, its value and what is allowed."""
-    registry.find(args.env_id)
-    if args.parallel_env and registry.PARALLEL[args.parallel_env] != args.env_id:
+    registration.find(args.env_id)
+    if args.parallel_env and registration.PARALLEL[args.parallel_env] != args.env_id:
         raise ValueError(f"parallel_env={args.parallel_env!r}: give it alone, without env_id={args.env_id!r}")
     for field in dataclasses.fields(Args):
         value = getattr(args, field.name)
@@ -1089,7 +1089,7 @@ class Trainer:
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{registry.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
+                name = f"{registration.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
                 self.folder = runs.new_folder(args.run_dir, name)
             self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
@@ -1399,7 +1399,7 @@ def name_of(path: Path, args: Args) -> str:
 
 def noise_of(args: Args) -> Any:
     """Return how many noise tokens there are, or None where the game has no such option."""
-    option = registry.NOISE.get(registry.find(args.env_id)[0])
+    option = registration.NOISE.get(registration.find(args.env_id)[0])
     return None if option is None else getattr(game_of(args), option)
 
 
@@ -1460,7 +1460,7 @@ def train(args: Args) -> dict[str, Any]:
         raise SystemExit(runs.STOPPED) from None
     except OSError as error:
         raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
-    except (FloatingPointError, runs.OtherColumns, foreign.Unfit) as error:
+    except (FloatingPointError, runs.OtherColumns, gymnasium_envs.Unfit) as error:
         raise SystemExit(f"error: {error}") from None
     finally:
         trainer.close()

@@ -46,7 +46,7 @@ SHORT = {  # words for seconds of training
 }
 STATE = {"agents": ("agent", "optimizer", "processes"), "supervised": ("network", "best", "optimizer")}
 IMPORTED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "tyro"]
-IMPORTED += ["noisy_envs.training.foreign", "noisy_envs.training.runs"]
+IMPORTED += ["noisy_envs.training.gymnasium_envs", "noisy_envs.training.runs"]
 
 
 class Trainer(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.reference import reference_returns
+from noisy_envs.baselines import reference_returns
 from noisy_envs.training import runs
 
 AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"

@@ -16,8 +16,8 @@ import gymnasium
 import numpy as np
 
 import noisy_envs
-from noisy_envs.games.levels import Recipe, draw_level
-from noisy_envs.interfaces.vector import in_place
+from noisy_envs.games.box_world_levels import Recipe, draw_level
+from noisy_envs.interfaces.vector_env import in_place
 
 Play = Callable[[int], int]
 EPISODE = 128
@@ -128,7 +128,7 @@ def recorded(work: Work, worlds: int, device: str) -> Play:
     """Play the pure step of our vector environments, compiled and recorded as one CUDA graph: as our agents do."""
     import torch
 
-    from noisy_envs.nn.graphs import Recorded
+    from noisy_envs.nn.cuda_graph import Recorded
 
     envs: Any = gymnasium.make_vec(work.env_id, worlds, backend="torch", device=device, **work.options)
     envs.reset(seed=0)

@@ -1,7 +1,7 @@
 """How far is random play from the oracle as noise grows? python examples/noise_sweep.py."""
 
-from noisy_envs.reference import play_reference
-from noisy_envs.registry import start_of
+from noisy_envs.baselines import play_reference
+from noisy_envs.registration import start_of
 
 ENV_ID = "noisy_envs/SimpleCentroid-v0"
 

@@ -2,7 +2,7 @@
 
 Fruit among pebbles: the agent walks along a line to the fruit. python examples/own_environment.py plays 1,000 worlds.
 To train on it, where this file is on PYTHONPATH: python agents/ppo_adapool.py --env-id own_environment:Fruit-v0
-`B` worlds, `N` tokens. What else a game can do: `noisy_envs.games.Core`.
+`B` worlds, `N` tokens. What else a game can do: `noisy_envs.games.game.Core`.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games.single_agent import AGENT, SingleAgentGame
-from noisy_envs.options import check_count
-from noisy_envs.rendering.render import BLACK, BLUE, GREEN, Item, Kind, Scene
+from noisy_envs.validation import check_count
+from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Kind, Scene
 from noisy_envs.tokens import TokenSpec
 
 LOOKS = (
@@ -104,8 +104,8 @@ class Fruit(SingleAgentGame):
 
 gymnasium.register(
     "Fruit-v0",
-    entry_point="noisy_envs.interfaces.single:TokenEnv",
-    vector_entry_point="noisy_envs.interfaces.vector:TokenVectorEnv",
+    entry_point="noisy_envs.interfaces.gymnasium_env:TokenEnv",
+    vector_entry_point="noisy_envs.interfaces.vector_env:TokenVectorEnv",
     kwargs={"game": f"{__name__}:Fruit"},  # or Fruit itself, which no file of the environment's spec could hold
 )
 

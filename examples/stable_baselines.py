@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.nn.pooling import AdaPool
-from noisy_envs.reference import reference_returns
+from noisy_envs.baselines import reference_returns
 from noisy_envs.tokens import TokenSpec
 
 

@@ -10,7 +10,7 @@ Importing this package registers its ids with Gymnasium: `gymnasium.make("noisy_
 * `rendering`: pictures, by pygame, and the viewer.
 """
 
-from noisy_envs.registry import ENVIRONMENTS, register
+from noisy_envs.registration import ENVIRONMENTS, register
 
 __version__ = "0.1.0"
 __all__ = ["ENVIRONMENTS", "__version__"]

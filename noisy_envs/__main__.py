@@ -13,10 +13,10 @@ import numpy as np
 
 from noisy_envs.interfaces.common import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.options import did_you_mean
-from noisy_envs.reference import reference_returns
-from noisy_envs.registry import ENVIRONMENTS, canonical
-from noisy_envs.rendering.watch import Player, Reference, Viewer, film, policies, show_of
+from noisy_envs.validation import did_you_mean
+from noisy_envs.baselines import reference_returns
+from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.rendering.viewer import Player, Reference, Viewer, film, policies, show_of
 from noisy_envs.rendering.window import has_display
 from noisy_envs.training.pictures import check_video_path, write_video
 from noisy_envs.training.runs import STOPPED, memory_errors, quiet_pipe
@@ -75,7 +75,7 @@ def make_player(
             raise ValueError(f"halos={halos!r}: are of a trained agent, --policy RUN, and {policy!r} has none")
         return Reference(policy, env_id, noise, seed)
     try:
-        from noisy_envs.rendering.trained import AGENTS, Trained
+        from noisy_envs.rendering.agent_policy import AGENTS, Trained
 
         return Trained(Path(policy), env_id, noise, agents or AGENTS, halos)
     except ModuleNotFoundError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from pettingzoo import AECEnv
 from pettingzoo.utils import parallel_to_aec, wrappers
 
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 
 
 def parallel_env(render_mode: str | None = None, learners: str = "all", **options: Any) -> ParallelTokenEnv:

@@ -12,7 +12,7 @@ from pettingzoo import AECEnv
 from pettingzoo.utils import parallel_to_aec, wrappers
 
 from noisy_envs.games.simple_tag import MPE
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 
 
 def parallel_env(

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisy_envs.nn.attention import HAS_KERNELS, OPTIONS, narrow_attention
-from noisy_envs.nn.narrow_layers import LayerNorm, Linear
+from noisy_envs.nn.small_layers import LayerNorm, Linear
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.options import check_number
+from noisy_envs.validation import check_number
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
 LARGEST = 2**16  # of a network's sizes

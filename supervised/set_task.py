@@ -12,7 +12,7 @@ from network import HEADS, Network, set_network
 from synthetic import Sets, draw_sets, load_sets
 from torch import Tensor
 
-from noisy_envs.options import check_count
+from noisy_envs.validation import check_count
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from chance import Chance, below
 from torch import Tensor
 from torch.nn import functional
 
-from noisy_envs.options import check_count
+from noisy_envs.validation import check_count
 from noisy_envs.randomness import STREAM
 from noisy_envs.training.files import replacing
 

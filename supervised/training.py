@@ -34,8 +34,8 @@ from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from noisy_envs.nn.graphs import Recorded
-from noisy_envs.options import plain
+from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.validation import plain
 from noisy_envs.training import runs
 from noisy_envs.training.files import lock, write_atomically
 

@@ -19,7 +19,7 @@ import pytest
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games.simple_tag import MPE
-from noisy_envs.registry import CORES
+from noisy_envs.registration import CORES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch is imported: tests run side by side, one for each core
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import noisy_envs
-from noisy_envs.reference import reference_returns
+from noisy_envs.baselines import reference_returns
 
 
 def test_the_wheel_is_what_is_tested():

@@ -14,10 +14,10 @@ pytest.importorskip("tyro")
 import torch
 from PIL import Image
 
-from noisy_envs import registry
-from noisy_envs.games.levels import draw_level
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
-from noisy_envs.reference import reference_returns
+from noisy_envs import registration
+from noisy_envs.games.box_world_levels import draw_level
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.baselines import reference_returns
 from noisy_envs.training import runs
 
 CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
@@ -91,9 +91,9 @@ def test_a_word_holds_for_all_checkpoints_though_it_is_the_firsts_own_setting(pp
 
 
 def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
-    assert registry.held_out(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
-    assert registry.held_out(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
-    assert registry.held_out(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
+    assert registration.held_out(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
+    assert registration.held_out(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
+    assert registration.held_out(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
 
 
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.training import runs
 
 TAG = ["--env-id", GAMES["simple_tag"]]

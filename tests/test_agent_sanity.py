@@ -11,7 +11,7 @@ import torch
 from conftest import HEADS, load_agent
 from torch import Tensor
 
-from noisy_envs.interfaces.pure import Outcome
+from noisy_envs.interfaces.functional import Outcome
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.tokens import TokenSpec
 

@@ -37,9 +37,9 @@ from gymnasium.utils.env_checker import check_env
 
 import noisy_envs
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
-from noisy_envs.interfaces.single import TokenEnv
-from noisy_envs.interfaces.vector import TokenVectorEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
 
 with warnings.catch_warnings():
     # importing pettingzoo.test 1.27 makes an environment of its own by an API that PettingZoo has deprecated

@@ -17,7 +17,7 @@ import pytest
 from conftest import assert_same, make, to_backend
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.games import levels
+from noisy_envs.games import box_world_levels
 from noisy_envs.games.box_world import (
     BLOCKED,
     DEAD_END,
@@ -29,7 +29,7 @@ from noisy_envs.games.box_world import (
     BoxWorld,
     State,
 )
-from noisy_envs.games.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, KEYS, MOST_KEPT, Box, Level, Recipe
+from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, KEYS, MOST_KEPT, Box, Level, Recipe
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
@@ -90,7 +90,7 @@ def same(one: State, other: State) -> None:
 def digest(options: dict[str, Any], count: int) -> str:
     """Return a hash of the first levels as they are drawn in characters."""
     recipe = BoxWorld(**options).recipe
-    drawings = [levels.text(levels.draw_level(recipe, number), recipe.width) for number in range(count)]
+    drawings = [box_world_levels.text(box_world_levels.draw_level(recipe, number), recipe.width) for number in range(count)]
     return hashlib.sha256("\n\n".join(drawings).encode()).hexdigest()[:16]
 
 
@@ -260,7 +260,7 @@ def impossible(core: BoxWorld, state: State, before: State) -> Iterator[str]:
         present = [box for box in boxes if box[1] != ABSENT]
         cells = [agent, *([key] if key != CORNER else []), *(cell for box in present for cell in box[::2])]
         inside = [1 <= cell // core.width <= size and 1 <= cell % core.width <= size for cell in cells]
-        path = levels.on_path(tuple(Box(cell, content, lock) for cell, content, _, lock in present))
+        path = box_world_levels.on_path(tuple(Box(cell, content, lock) for cell, content, _, lock in present))
         role = [
             SOLVED if box[1] == GEM else OPENED_BOX if (box[0], box[1], box[3]) in path else DEAD_END for box in present
         ]
@@ -317,7 +317,7 @@ def recorded(number: int) -> dict[str, np.ndarray]:
 def transcribed(grid: np.ndarray, start: np.ndarray, locks: np.ndarray) -> str:
     """Draw a recorded picture in characters."""
     colours = {
-        tuple(colour): symbol for colour, symbol in zip(PALETTE[: EMPTY + 1].tolist(), levels.SYMBOLS, strict=False)
+        tuple(colour): symbol for colour, symbol in zip(PALETTE[: EMPTY + 1].tolist(), box_world_levels.SYMBOLS, strict=False)
     }
     rows = [[colours.get(tuple(pixel), "#") for pixel in row] for row in grid.tolist()]
     for row, column, _ in locks:
@@ -438,7 +438,7 @@ def test_what_a_level_consists_of(options):  # C44
     recipe = BoxWorld(**options).recipe
     seen = defaultdict(Counter)
     for number in range(2000):
-        level = levels.draw_level(recipe, number)
+        level = box_world_levels.draw_level(recipe, number)
         path, chains = parts(level)
         colours = [level.key[1], *(box.content for box in level.boxes if box.content != GEM)]
         assert len(set(colours)) == len(colours) and set(colours) <= set(range(KEYS))
@@ -475,15 +475,15 @@ def even(counter: Counter, outcomes: range) -> None:
 
 
 @each_setting
-@pytest.mark.parametrize("tries", [levels.TRIES, 0])
+@pytest.mark.parametrize("tries", [box_world_levels.TRIES, 0])
 @pytest.mark.in_turn("tries")
 def test_where_things_lie(options, tries, monkeypatch):
     """At random, or in rows where no try succeeds."""
-    monkeypatch.setattr(levels, "TRIES", tries)
+    monkeypatch.setattr(box_world_levels, "TRIES", tries)
     core = BoxWorld(**options)
     seen = defaultdict(Counter)
     for number in range(2000):
-        level = levels.draw_level(core.recipe, number)
+        level = box_world_levels.draw_level(core.recipe, number)
         agent, key, contents = spots(level, core.width)
         solid = [{(row, column), (row, column + 1)} for row, column in contents]
         cells = {(row, column) for row in range(1, level.size + 1) for column in range(1, level.size + 1)}
@@ -572,7 +572,7 @@ def test_levels_of_vector_environments_are_of_the_bank(backend):
     envs.reset(seed=0)
     even(Counter(as_numpy(envs.state.level).tolist()), range(40, 47))
     for level, text in zip(as_numpy(envs.state.level).tolist(), envs.core.text(envs.state), strict=True):
-        assert text == levels.text(levels.draw_level(envs.core.recipe, level), envs.core.width)
+        assert text == box_world_levels.text(box_world_levels.draw_level(envs.core.recipe, level), envs.core.width)
 
 
 def test_a_bank_of_one():
@@ -593,21 +593,21 @@ def test_a_bank_that_is_not_kept_whole():
     numbers = np.array([12, 12 + MOST_KEPT, 12, 12 + 5 * MOST_KEPT, 13, 0, 6, MAX_SEED, 12])
     for order in (numbers, numbers[::-1], numbers):
         for number, world in zip(order.tolist(), core.worlds(core.admit({"level": order}, (9,))), strict=True):
-            assert world == levels.draw_level(core.recipe, number)
+            assert world == box_world_levels.draw_level(core.recipe, number)
     assert len({tuple(world) for world in core.worlds(dealt(core, 50))}) == 50
 
 
 def test_few_levels_are_kept(monkeypatch):
     """Numbers that share a slot push each other out, and come back the same."""
-    monkeypatch.setattr(levels, "MOST_KEPT", 4)
+    monkeypatch.setattr(box_world_levels, "MOST_KEPT", 4)
     core = BoxWorld(num_levels=100)
     for numbers in ([0, 4, 8, 1], [8, 0, 4, 4], [0, 0, 12, 3], [4, 8, 0, 12]):
-        assert core.worlds(core.admit({"level": numbers}, (4,))) == [levels.draw_level(core.recipe, n) for n in numbers]
+        assert core.worlds(core.admit({"level": numbers}, (4,))) == [box_world_levels.draw_level(core.recipe, n) for n in numbers]
 
 
 def test_a_level_is_drawn_once(monkeypatch):
-    asked, draw_level = [], levels.draw_level
-    monkeypatch.setattr(levels, "draw_level", lambda recipe, number: asked.append(number) or draw_level(recipe, number))
+    asked, draw_level = [], box_world_levels.draw_level
+    monkeypatch.setattr(box_world_levels, "draw_level", lambda recipe, number: asked.append(number) or draw_level(recipe, number))
     core = BoxWorld(start_level=5)
     for _ in range(3):
         dealt(core, 10)
@@ -630,7 +630,7 @@ def test_a_level_by_number(level, backend):
     tokens, _ = env.reset(seed=1, options={"level": level})
     assert env.state.level == level
     assert env.core.text(State(*(x[None] for x in env.state))) == [
-        levels.text(levels.draw_level(env.core.recipe, int(level)), 9)
+        box_world_levels.text(box_world_levels.draw_level(env.core.recipe, int(level)), 9)
     ]
     envs = gymnasium.make_vec(BOX_WORLD, 3, backend=backend)
     for given in (level, [level] * 3):
@@ -918,8 +918,8 @@ def test_drawings_are_read_back(options):
     core = BoxWorld(**options)
     state = dealt(core, 500)
     for level, text in zip(core.worlds(state), core.text(state), strict=True):
-        assert levels.read(text, core.width) == level
-        assert levels.read(text.replace("\n", "  \n  "), core.width) == level
+        assert box_world_levels.read(text, core.width) == level
+        assert box_world_levels.read(text.replace("\n", "  \n  "), core.width) == level
         assert len(text.split("\n")) == level.size + 2
     again = core.admit({"text": core.text(state)}, (500,))
     same(again, state._replace(level=np.full(500, -1)))
@@ -977,18 +977,18 @@ def test_things_on_the_frame(place, symbol, message):
     rows = [list(row) for row in drawn("# @.... ..... ....b ..... ....a").split()]
     rows[place[0]][place[1]] = symbol
     with pytest.raises(ValueError, match=re.escape(message)):
-        levels.read("\n".join(map("".join, rows)), 7)
+        box_world_levels.read("\n".join(map("".join, rows)), 7)
 
 
 def test_a_box_in_the_frame():
     with pytest.raises(ValueError, match="'b' in row 2, column 0 must not stand there"):
-        levels.read("#####\n#@.a#\nbA..#\n#...#\n#####", 7)
+        box_world_levels.read("#####\n#@.a#\nbA..#\n#...#\n#####", 7)
 
 
 @pytest.mark.parametrize("text", ["", "#", "##\n##", "###\n#@#", "###\n#@#\n##"])
 def test_no_square(text):
     with pytest.raises(ValueError, match="must be a square of 3 to 7"):
-        levels.read(text, 7)
+        box_world_levels.read(text, 7)
 
 
 GOOD = Level(5, 8, (9, 0), (Box(22, GEM, 0),))
@@ -1017,10 +1017,10 @@ BAD_LEVELS = {
 
 @pytest.mark.parametrize(("change", "message"), BAD_LEVELS.values(), ids=list(BAD_LEVELS))
 def test_bad_levels(change, message):
-    levels.check(GOOD, 7)
-    levels.check(GOOD._replace(key=(CORNER, GEM), boxes=()), 7)
+    box_world_levels.check(GOOD, 7)
+    box_world_levels.check(GOOD._replace(key=(CORNER, GEM), boxes=()), 7)
     with pytest.raises(ValueError, match=re.escape(message)):
-        levels.check(GOOD._replace(**change), 7)
+        box_world_levels.check(GOOD._replace(**change), 7)
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -1086,7 +1086,7 @@ def test_limits_of_options(options):
     core = BoxWorld(**options)
     hash(core)
     for level in core.worlds(dealt(core, 5)):
-        levels.check(level, core.width)
+        box_world_levels.check(level, core.width)
         assert len(level.boxes) == core.num_boxes
 
 
@@ -1234,9 +1234,9 @@ def test_known_levels_are_those_that_the_bank_holds():
     options = {"size": 3, "num_distractors": 0, "max_steps": 3}
     envs = gymnasium.make_vec(BOX_WORLD, 200, **options, num_levels=1000)
     envs.reset(seed=0)
-    asked = [levels.draw_level(envs.core.recipe, int(number)) for number in envs.state.level]
+    asked = [box_world_levels.draw_level(envs.core.recipe, int(number)) for number in envs.state.level]
     for first in (0, 5000):
         core = BoxWorld(**options, start_level=first, num_levels=200)
-        bank = {levels.draw_level(core.recipe, number) for number in range(first, first + 200)}
+        bank = {box_world_levels.draw_level(core.recipe, number) for number in range(first, first + 200)}
         share = np.mean([level in bank for level in asked])
         assert 0 < share < 1 and core.known(envs.core.text(envs.state)) == pytest.approx(share)

@@ -9,14 +9,14 @@ from conftest import TEAM_CASES, each_case, each_game
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.registry import ENVIRONMENTS
+from noisy_envs.registration import ENVIRONMENTS
 
 torch = pytest.importorskip("torch")
 
 from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402  torch may be missing
 
-import noisy_envs.nn.graphs  # noqa: E402
-from noisy_envs.interfaces import vector  # noqa: E402
+import noisy_envs.nn.cuda_graph  # noqa: E402
+from noisy_envs.interfaces import vector_env  # noqa: E402
 
 MODES = list(AutoresetMode)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
@@ -45,9 +45,9 @@ class Played:
 @pytest.fixture
 def device(monkeypatch):
     """Take the CPU for a GPU; compile nothing, but overwrite what a recorded step overwrites."""
-    monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.graphs, "Recorded", Played)
-    monkeypatch.setattr(vector, "compiled", lambda function, *inputs: function)
+    monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(vector_env, "compiled", lambda function, *inputs: function)
 
 
 def make(env_id, mode, *, num_envs=5, learners="first", **options):
@@ -155,8 +155,8 @@ def test_copies_on_numpy(env_id, copy):
 @pytest.mark.in_turn("options", "mode")
 @each_case
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
-    monkeypatch.setattr(vector, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.graphs, "Recorded", Played)
+    monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     plain, compiled = (make(env_id, mode, num_envs=2, compile=flag, **options) for flag in (False, True))

@@ -17,9 +17,9 @@ import pytest
 from conftest import GAMES, make
 
 import noisy_envs
-from noisy_envs.interfaces.single import TokenEnv
-from noisy_envs.reference import play_reference, reference_returns
-from noisy_envs.registry import CORES
+from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.registration import CORES
 from noisy_envs.rendering.window import Window
 from noisy_envs.training import runs
 

@@ -16,16 +16,16 @@ from gymnasium.vector import AutoresetMode
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games.box_world import BoxWorld, State
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
-from noisy_envs.interfaces.vector import TokenVectorEnv
-from noisy_envs.reference import play_reference, reference_returns
-from noisy_envs.registry import CORES, held_out
-from noisy_envs.rendering import render
-from noisy_envs.rendering.render import GEM_CELL, SCENES, Board, Renderer, paint
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
+from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.registration import CORES, held_out
+from noisy_envs.rendering import renderer
+from noisy_envs.rendering.renderer import GEM_CELL, SCENES, Board, Renderer, paint
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
 LEFT = 2
-BAND = round(render.BAND * 600)  # pixels
+BAND = round(renderer.BAND * 600)  # pixels
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
 each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
@@ -320,7 +320,7 @@ def test_legend_of_a_board():
         "held key: top left": (0, 0, 0),
     }  # fmt: skip
     foot = [picture(core, STARTS["gem"], weights)[-BAND:] for weights in (None, np.ones(core.num_things))]
-    pale = (np.add(render.AMBER, render.WHITE) / 2).round()  # the glow's middle: its icon is of half the strength
+    pale = (np.add(renderer.AMBER, renderer.WHITE) / 2).round()  # the glow's middle: its icon is of half the strength
     amber = [np.abs(strip.astype(int) - pale).max(axis=-1) < 8 for strip in foot]
     assert [bool(found.any()) for found in amber] == [False, True]
 

@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
-from noisy_envs import registry
-from noisy_envs.rendering import bars
+from noisy_envs import registration
+from noisy_envs.rendering import token_bars
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import foreign
+from noisy_envs.training import gymnasium_envs
 from noisy_envs.wrappers import noisy_tokens
 
 CARTPOLE = "CartPole-v1"
@@ -77,8 +77,8 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("num_noise", [0, 3, (0, 4)])
 def test_worlds_are_those_of_gymnasium(num_noise):
     """World i of seed s is the single environment of s + i, noise included, through ends of episodes."""
-    game = foreign.Game(CARTPOLE, {"num_noise": num_noise})
-    envs = foreign.ForeignVectorEnv(game, 3)
+    game = gymnasium_envs.Game(CARTPOLE, {"num_noise": num_noise})
+    envs = gymnasium_envs.ForeignVectorEnv(game, 3)
     singles = [noisy_tokens(gymnasium.make(CARTPOLE), num_noise) for _ in range(3)]
     tokens, _ = envs.reset(seed=7)
     assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
@@ -114,7 +114,7 @@ def test_an_environment_need_not_know_of_drawing(ppo, tmp_path):
 
 
 def test_what_was_seen_stays_as_it_was():
-    envs = foreign.ForeignVectorEnv(foreign.Game(CARTPOLE), 2)
+    envs = gymnasium_envs.ForeignVectorEnv(gymnasium_envs.Game(CARTPOLE), 2)
     tokens, _ = envs.reset(seed=0)
     before = tokens.clone()
     envs.step(torch.zeros(2, dtype=torch.int64))
@@ -138,7 +138,7 @@ def test_what_was_seen_stays_as_it_was():
     ],
 )  # fmt: skip
 def test_actions_get_the_range_of_the_environment(space, given, taken):
-    found = foreign.Range(space)(np.array(given))
+    found = gymnasium_envs.Range(space)(np.array(given))
     np.testing.assert_array_equal(found, np.array(taken, space.dtype))
     assert found.dtype == space.dtype or isinstance(space, spaces.Discrete)
     assert all(space.contains(np.asarray(one)) for one in found)
@@ -163,10 +163,10 @@ def test_each_integer_is_reached_as_often_as_another(space):
     """They were truncated, so that the highest was reached at 1 alone and 0 twice as often as the others."""
     count = int(space.high[0]) - int(space.low[0]) + 1
     middles = (np.arange(5 * count) + 0.5) / (5 * count) * 2 - 1
-    found = foreign.Range(space)(np.float32(middles)[:, None])[:, 0]
+    found = gymnasium_envs.Range(space)(np.float32(middles)[:, None])[:, 0]
     np.testing.assert_array_equal(found, np.repeat(np.arange(count) + int(space.low[0]), 5))
     assert (
-        foreign.Range(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
+        gymnasium_envs.Range(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
         == [*space.low, *space.low, *space.high, *space.high]
     ).all()
 
@@ -174,7 +174,7 @@ def test_each_integer_is_reached_as_often_as_another(space):
 @pytest.mark.parametrize("space", WIDE.values(), ids=list(WIDE))
 def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
     given = np.float32([[-1e30], [-1.2], [0], [0.6], [1.4], [1e30]])
-    found = foreign.Range(space)(given)
+    found = gymnasium_envs.Range(space)(given)
     assert (
         found.dtype == space.dtype
         and all(map(space.contains, found))
@@ -187,10 +187,10 @@ def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
 
 
 def test_options_are_divided_between_the_noise_and_the_game():
-    game = foreign.Game("Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))})
+    game = gymnasium_envs.Game("Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))})
     assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.draws
     assert game.action_space == spaces.Box(-2, 2, (1,))
-    assert foreign.Game(CARTPOLE).draws
+    assert gymnasium_envs.Game(CARTPOLE).draws
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_options_are_divided_between_the_noise_and_the_game():
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
     with pytest.raises(ValueError, match=told) as error:
-        foreign.Game(env_id, options)
+        gymnasium_envs.Game(env_id, options)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing"])
 def test_unknown_ids_are_told(env_id):
     with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
-        registry.find(env_id)
-    assert registry.find(CARTPOLE) == (registry.FOREIGN, {})
+        registration.find(env_id)
+    assert registration.find(CARTPOLE) == (registration.FOREIGN, {})
 
 
 OWN = """
@@ -248,7 +248,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
-    assert registry.find(env_id) == (registry.FOREIGN, {}) and registry.short(env_id) == "Pole-v0"
+    assert registration.find(env_id) == (registration.FOREIGN, {}) and registration.short(env_id) == "Pole-v0"
     assert ppo.parse(["--env-id", env_id]).env_id == env_id
     _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
     assert run.name.startswith("Pole-v0__ppo_adapool")
@@ -256,10 +256,10 @@ def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     assert row["env_id"] == env_id and 0 < row["return"] <= 9
 
 
-@pytest.mark.parametrize("module", ["noisy_envs", "noisy_envs.registry"])
+@pytest.mark.parametrize("module", ["noisy_envs", "noisy_envs.registration"])
 def test_ours_are_ours_with_a_module_too(module, ppo):
     env_id = "noisy_envs/SimpleTag-1v3v28-v0"
-    assert registry.find(f"{module}:{env_id}") == registry.ENVIRONMENTS[env_id]
+    assert registration.find(f"{module}:{env_id}") == registration.ENVIRONMENTS[env_id]
     args = ppo.parse(["--env-id", f"{module}:{env_id}"])
     assert (args.env_id, args.preset) == (env_id, "paper")
 
@@ -278,7 +278,7 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
     if text is not None:
         own_module("mine_b", text)
     with pytest.raises(ValueError, match=f"env_id='mine_b:x/Pole-v0': .*{told}$"):
-        registry.find("mine_b:x/Pole-v0")
+        registration.find("mine_b:x/Pole-v0")
     with pytest.raises(SystemExit, match=r"^error: env_id='mine_b:x/Pole-v0': "):
         ppo.main(["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
 
@@ -286,7 +286,7 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.training.foreign import Game, OneForeign
+from noisy_envs.training.gymnasium_envs import Game, OneForeign
 world = OneForeign(Game("CartPole-v1"))
 world.reset(0)
 world.render()
@@ -299,10 +299,10 @@ world.render()
 
 def test_references_are_random_play_and_the_threshold():
     """Random play holds CartPole's pole for some 22 steps, by every account."""
-    found = foreign.Game(CARTPOLE).references
-    assert found == foreign.Game(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
+    found = gymnasium_envs.Game(CARTPOLE).references
+    assert found == gymnasium_envs.Game(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
     assert 19 < found.random < 26 and found.oracle == 475
-    assert all(map(math.isnan, foreign.Game("Odd-v0").references))
+    assert all(map(math.isnan, gymnasium_envs.Game("Odd-v0").references))
 
 
 class Endless(Odd):
@@ -322,14 +322,14 @@ def rough(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("Endless-v0", Endless, reward_threshold=0.0)
     gymnasium.register("Broken-v0", Broken)
-    monkeypatch.setattr(foreign, "LONGEST", 40)
+    monkeypatch.setattr(gymnasium_envs, "LONGEST", 40)
 
 
 def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_no_score(ppo, rough, tmp_path):
     summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Endless-v0", "--preset", "fast")
     assert summary["return"] == 0 and math.isnan(summary["score"])
-    game = foreign.Game("Endless-v0", {"max_episode_steps": 7})
-    assert game.make().spec.max_episode_steps == 7 and foreign.Game(CARTPOLE).make().spec.max_episode_steps == 500
+    game = gymnasium_envs.Game("Endless-v0", {"max_episode_steps": 7})
+    assert game.make().spec.max_episode_steps == 7 and gymnasium_envs.Game(CARTPOLE).make().spec.max_episode_steps == 500
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,8 @@ def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_n
 def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id, options, last):
     """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
     gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
-    game = foreign.Game(env_id, options)
-    envs, world = foreign.ForeignVectorEnv(game, 2), foreign.OneForeign(game)
+    game = gymnasium_envs.Game(env_id, options)
+    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
     envs.reset(seed=0)
     world.reset(0)
     actions = torch.zeros(envs.action_space.shape, dtype=torch.int64)
@@ -365,7 +365,7 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
 def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
     with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
-        foreign.Game(env_id, {"max_episode_steps": limit})
+        gymnasium_envs.Game(env_id, {"max_episode_steps": limit})
 
 
 class Loose(gymnasium.Env):
@@ -415,8 +415,8 @@ def loose(rough):
 )
 def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, options):
     """Truncated worlds bootstrapped from the first state of the next episode, and rewards of one axis failed."""
-    game = foreign.Game("Loose-v0", options)
-    envs = foreign.ForeignVectorEnv(game, 2)
+    game = gymnasium_envs.Game("Loose-v0", options)
+    envs = gymnasium_envs.ForeignVectorEnv(game, 2)
     tokens, _ = envs.reset(seed=10)
     assert tokens[:, 1, 0].tolist() == [10, 11]
     worlds = envs.worlds
@@ -425,7 +425,7 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
         assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
         assert outcome.truncated.tolist() == [clock == 5] * 2 and not outcome.terminated.any()
     assert outcome.tokens[:, 1, 0].tolist() == [0, 0]
-    world = foreign.OneForeign(game)
+    world = gymnasium_envs.OneForeign(game)
     world.reset(10)
     world.play(0)
     assert world.total_return == 11 and world.tokens[1, 0] == 11
@@ -445,12 +445,12 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
     ],
 )
 def test_a_reward_that_is_no_number_is_told(loose, options, told):
-    game = foreign.Game("Loose-v0", options)
-    envs, world = foreign.ForeignVectorEnv(game, 2), foreign.OneForeign(game)
+    game = gymnasium_envs.Game("Loose-v0", options)
+    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
     envs.reset(seed=10)
     world.reset(10)
     for play in (lambda: envs.step(torch.zeros(2, dtype=torch.int64)), lambda: world.play(0)):
-        with pytest.raises(foreign.Unfit, match=told) as error:
+        with pytest.raises(gymnasium_envs.Unfit, match=told) as error:
             play()
         assert "\n" not in str(error.value)
 
@@ -469,12 +469,12 @@ def draw_bars(weights, roles, width=600, spec=SPEC):
     """Draw bars under a picture, for tokens of these roles."""
     tokens = np.stack([np.zeros(len(roles)), roles], axis=1)
     signal = np.isin(roles, [0, 1, 2]) if spec.roles else np.arange(len(roles)) < 2
-    return bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
+    return token_bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
 
 
 def spans(strip, color):
     """Return where along a strip's floor bars of a colour stand, and how high: (left, right, height) of each."""
-    height = (strip == color).all(axis=2)[bars.ROW : bars.HEIGHT - bars.ROW].sum(axis=0)
+    height = (strip == color).all(axis=2)[token_bars.ROW : token_bars.HEIGHT - token_bars.ROW].sum(axis=0)
     edges = np.flatnonzero(np.diff(height)) + 1
     parts = np.split(np.arange(len(height)), edges)
     return [(part[0], part[-1], height[part[0]]) for part in parts if height[part[0]]]
@@ -483,11 +483,11 @@ def spans(strip, color):
 def test_a_picture_gets_bars_as_high_as_the_weights_features_first_and_in_order():
     weights, roles = np.array([0.1, 0.2, 0.4, 0.1, 0.2]), np.array([0, 3, 2, 1, 3])
     drawn = draw_bars(weights, roles)
-    assert drawn.shape == (60 + bars.HEIGHT, 600, 3) and (drawn[:60] == 7).all()
-    strip, full = drawn[60:], bars.HEIGHT - 2 * bars.ROW
-    assert [height for *_, height in spans(strip, bars.SIGNAL)] == [full // 4, full // 4, full]
-    assert [height for *_, height in spans(strip, bars.NOISE)] == [full // 2, full // 2]
-    assert spans(strip, bars.SIGNAL)[-1][1] < spans(strip, bars.NOISE)[0][0]
+    assert drawn.shape == (60 + token_bars.HEIGHT, 600, 3) and (drawn[:60] == 7).all()
+    strip, full = drawn[60:], token_bars.HEIGHT - 2 * token_bars.ROW
+    assert [height for *_, height in spans(strip, token_bars.SIGNAL)] == [full // 4, full // 4, full]
+    assert [height for *_, height in spans(strip, token_bars.NOISE)] == [full // 2, full // 2]
+    assert spans(strip, token_bars.SIGNAL)[-1][1] < spans(strip, token_bars.NOISE)[0][0]
     order = np.array([0, 2, 1, 4, 3])  # where tokens are shuffled, bars do not move
     np.testing.assert_array_equal(strip, draw_bars(weights[order], roles[order])[60:])
 
@@ -495,15 +495,15 @@ def test_a_picture_gets_bars_as_high_as_the_weights_features_first_and_in_order(
 def test_bars_are_named_and_explained_and_a_strip_is_always_there():
     weights, roles = np.array([0.1, 0.2, 0.4, 0.1, 0.2]), np.array([0, 1, 2, 3, 3])
     strip = draw_bars(weights, roles)[60:]
-    dark = (strip.max(axis=2) < 100) & ~(strip == bars.SIGNAL).all(axis=2)
-    below = dark[bars.HEIGHT - bars.ROW :]
-    for left, right, _ in spans(strip, bars.SIGNAL):  # a name in the middle below each
+    dark = (strip.max(axis=2) < 100) & ~(strip == token_bars.SIGNAL).all(axis=2)
+    below = dark[token_bars.HEIGHT - token_bars.ROW :]
+    for left, right, _ in spans(strip, token_bars.SIGNAL):  # a name in the middle below each
         assert below[:, (left + right) // 2 - 8 : (left + right) // 2 + 9].any()
-    assert dark[: bars.ROW, :200].any() and dark[: bars.ROW, 300:].any()
+    assert dark[: token_bars.ROW, :200].any() and dark[: token_bars.ROW, 300:].any()
     renamed = TokenSpec(5, ("value", "role"), {"query": 0, "mass": 1, "angle[0]": 2, "noise": 3})
     other = draw_bars(weights, roles, spec=renamed)[60:]
     changed = np.flatnonzero((strip != other).any(axis=(0, 2)))
-    left, right, _ = spans(strip, bars.SIGNAL)[1]
+    left, right, _ = spans(strip, token_bars.SIGNAL)[1]
     assert len(changed) and left <= changed[0] and changed[-1] <= right
     blank = draw_bars(None, roles)[60:]
     assert blank.shape == strip.shape and (blank == 255).all()
@@ -512,12 +512,12 @@ def test_bars_are_named_and_explained_and_a_strip_is_always_there():
 def test_bars_of_padding_of_no_weight_of_no_roles_and_of_small_pictures():
     weights, roles = np.array([0.0, 0.5, 0.5, 0, 0]), np.array([0, 1, 3, -1, -1])
     strip = draw_bars(weights, roles)[60:]
-    assert len(spans(strip, bars.NOISE)) == 1  # padding has none
+    assert len(spans(strip, token_bars.NOISE)) == 1  # padding has none
     assert (draw_bars(np.zeros(5), roles)[60:] != 255).any()
     plain = draw_bars(weights, roles, spec=TokenSpec(5, ("x", "y"), {}, padded=False))[60:]
-    assert len(spans(plain, bars.SIGNAL)) == 2 and len(spans(plain, bars.NOISE)) == 3
+    assert len(spans(plain, token_bars.SIGNAL)) == 2 and len(spans(plain, token_bars.NOISE)) == 3
     narrow = draw_bars(weights, roles, width=80)
-    assert narrow.shape == (60 + bars.HEIGHT - 2 * bars.ROW, 80, 3) and (narrow[60:] != 255).any()
+    assert narrow.shape == (60 + token_bars.HEIGHT - 2 * token_bars.ROW, 80, 3) and (narrow[60:] != 255).any()
 
 
 # the agents
@@ -548,8 +548,8 @@ TAKEN = {
 @pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
 def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space):
     """The environment asserts that its space contains what it gets; a Box without an axis was an IndexError."""
-    game = foreign.Game("Odd-v0", {"takes": space, "num_noise": 1})
-    envs = foreign.ForeignVectorEnv(game, 4)
+    game = gymnasium_envs.Game("Odd-v0", {"takes": space, "num_noise": 1})
+    envs = gymnasium_envs.ForeignVectorEnv(game, 4)
     tokens, _ = envs.reset(seed=0)
     agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
     parameters, _ = agent(tokens)
@@ -557,7 +557,7 @@ def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space)
     assert tuple(actions.shape) == envs.action_space.shape
     _, outcome = envs.pure_step(envs.worlds, actions)
     assert outcome.reward.shape == (4,)
-    world = foreign.OneForeign(game)
+    world = gymnasium_envs.OneForeign(game)
     world.reset(0)
     world.step({"agent_0": agent.best(parameters)[0].detach().numpy()})
 
@@ -595,7 +595,7 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
     from PIL import Image
 
     with Image.open(film) as images:
-        assert images.size == (600, 400 + bars.HEIGHT) and images.n_frames > 5
+        assert images.size == (600, 400 + token_bars.HEIGHT) and images.n_frames > 5
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 import torch
 
-from noisy_envs.nn import kernels
+from noisy_envs.nn import triton_attention
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
@@ -41,7 +41,7 @@ def test_values_and_gradients(tokens, heads, width, masked):
     projected, mask, grad = drawn(tokens, heads, width, masked)
     if masked:
         mask[:, 0] = True
-    found, _ = kernels.attend(projected, mask, heads, 0.4)
+    found, _ = triton_attention.attend(projected, mask, heads, 0.4)
     expected = usual(projected, mask, heads, 0.4)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
@@ -59,7 +59,7 @@ def test_masks_of_any_layout(kind):
         "one row": lambda: mask[:1],
         "expanded": lambda: mask[:1].expand(2, 9),
     }[kind]()
-    found, _ = kernels.attend(projected, spread, 4, 0.4)
+    found, _ = triton_attention.attend(projected, spread, 4, 0.4)
     expected = usual(projected, spread.expand(2, 9).clone(), 4, 0.4)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
@@ -71,21 +71,21 @@ def test_masks_of_any_layout(kind):
 def test_other_masks_than_bool_are_refused(dtype):
     projected, mask, _ = drawn(9, 4, 1, masked=True)
     with pytest.raises(TypeError, match=f"mask is {dtype}: must be torch.bool"):
-        kernels.attend(projected, mask.to(dtype), 4, 0.4)
+        triton_attention.attend(projected, mask.to(dtype), 4, 0.4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types_than_float32_are_refused(dtype):
     projected, mask, _ = drawn(9, 4, 1, masked=True)
     with pytest.raises(TypeError, match=f"projected is {dtype}: must be torch.float32"):
-        kernels.attend(projected.to(dtype), mask, 4, 0.4)
+        triton_attention.attend(projected.to(dtype), mask, 4, 0.4)
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_set_without_tokens_gives_zeros(width):
     projected, mask, grad = drawn(9, 4, width, masked=True)
     mask[0], mask[1] = False, True
-    out, _ = kernels.attend(projected, mask, 4, 0.4)
+    out, _ = triton_attention.attend(projected, mask, 4, 0.4)
     gradient = torch.autograd.grad(out, projected, grad)[0]
     assert (out[0] == 0).all() and (out[1] != 0).any()
     assert (gradient[0] == 0).all() and torch.isfinite(gradient).all()
@@ -95,6 +95,6 @@ def test_large_scores_are_finite():
     projected, mask, grad = drawn(9, 4, 2, masked=True)
     mask[:, 0] = True
     large = (1000 * projected.detach()).requires_grad_()
-    out, _ = kernels.attend(large, mask, 4, 1.0)
+    out, _ = triton_attention.attend(large, mask, 4, 1.0)
     torch.testing.assert_close(out, usual(large, mask, 4, 1.0), rtol=1e-4, atol=1e-2)
     assert torch.isfinite(torch.autograd.grad(out, large, grad)[0]).all()

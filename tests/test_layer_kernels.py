@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import torch
 from torch.nn import functional as F
 
-from noisy_envs.nn import layer_kernels
-from noisy_envs.nn.narrow_layers import LayerNorm, Linear
+from noisy_envs.nn import triton_layers
+from noisy_envs.nn.small_layers import LayerNorm, Linear
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
@@ -47,35 +47,35 @@ def same(found, expected, given):
 @pytest.mark.parametrize(("shape", "outputs"), SIZES)
 def test_linear(shape, outputs, bias):
     given = drawn(shape, (outputs, shape[-1]), *[(outputs,)] * bias)
-    same(layer_kernels.Linear.apply(*given, *[None] * (not bias)), F.linear(*given), given)
+    same(triton_layers.Linear.apply(*given, *[None] * (not bias)), F.linear(*given), given)
 
 
 @pytest.mark.parametrize("shape", [shape for shape, _ in SIZES[1:]])
 def test_layer_norm(shape):
     given = drawn(shape, shape[-1:], shape[-1:])
-    same(layer_kernels.LayerNorm.apply(*given, 1e-5), F.layer_norm(given[0], shape[-1:], *given[1:]), given)
+    same(triton_layers.LayerNorm.apply(*given, 1e-5), F.layer_norm(given[0], shape[-1:], *given[1:]), given)
 
 
 def test_programs_that_sum_over_rows_take_several_turns(monkeypatch):
-    monkeypatch.setattr(layer_kernels, "SHARES", 2)
+    monkeypatch.setattr(triton_layers, "SHARES", 2)
     x, weight, bias = drawn((700, 16), (12, 16), (16,))
-    assert layer_kernels._shares(700, layer_kernels.NORM_SUMS[0]) == (2, 3)
-    same(layer_kernels.LayerNorm.apply(x, bias, bias, 1e-5), F.layer_norm(x, (16,), bias, bias), [x, bias])
-    same(layer_kernels.Linear.apply(x, weight, None), F.linear(x, weight), [x, weight])
+    assert triton_layers._shares(700, triton_layers.NORM_SUMS[0]) == (2, 3)
+    same(triton_layers.LayerNorm.apply(x, bias, bias, 1e-5), F.layer_norm(x, (16,), bias, bias), [x, bias])
+    same(triton_layers.Linear.apply(x, weight, None), F.linear(x, weight), [x, weight])
 
 
 def test_rows_that_do_not_lie_one_after_another():
     x, weight, bias = drawn((5, 8, 7), (12, 8), (12,))
     x = x.transpose(1, 2)
-    same(layer_kernels.Linear.apply(x, weight, bias), F.linear(x, weight, bias), [x, weight, bias])
-    same(layer_kernels.LayerNorm.apply(x, *weight[:2], 1e-5), F.layer_norm(x, (8,), *weight[:2]), [x, weight])
+    same(triton_layers.Linear.apply(x, weight, bias), F.linear(x, weight, bias), [x, weight, bias])
+    same(triton_layers.LayerNorm.apply(x, *weight[:2], 1e-5), F.layer_norm(x, (8,), *weight[:2]), [x, weight])
 
 
 def test_tensorfloat_rounds_factors_to_ten_bits():
     x, weight = drawn((1000, 16), (48, 16))
     for found, expected in (
-        (layer_kernels.apply_linear(x, weight, None, True), x @ weight.T),
-        (layer_kernels.sum_of_products(x, x, True)[0], x.T @ x),
+        (triton_layers.apply_linear(x, weight, None, True), x @ weight.T),
+        (triton_layers.sum_of_products(x, x, True)[0], x.T @ x),
     ):
         difference = (found - expected).norm() / expected.norm()
         assert difference < 1e-3
@@ -83,8 +83,8 @@ def test_tensorfloat_rounds_factors_to_ten_bits():
 
 
 LAYERS = {
-    "linear": layer_kernels.Linear.apply,
-    "layer norm": lambda x, weight, bias: layer_kernels.LayerNorm.apply(x, bias, bias, 1e-5),
+    "linear": triton_layers.Linear.apply,
+    "layer norm": lambda x, weight, bias: triton_layers.LayerNorm.apply(x, bias, bias, 1e-5),
 }
 
 

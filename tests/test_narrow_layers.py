@@ -7,8 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from noisy_envs.nn import narrow_layers
-from noisy_envs.nn.narrow_layers import LayerNorm, Linear, linear
+from noisy_envs.nn import small_layers
+from noisy_envs.nn.small_layers import LayerNorm, Linear, linear
 
 NORMS = {"whole": {}, "without bias": {"bias": False}, "without both": {"elementwise_affine": False}}
 
@@ -35,7 +35,7 @@ def compile_here(monkeypatch, compiling):
     """Tell this module alone: torch 2.6 would remember for good a function that stood in for its own."""
     seen = {name: getattr(torch, name) for name in ("float32", "is_autocast_enabled")}
     compiler = SimpleNamespace(is_compiling=lambda: compiling)
-    monkeypatch.setattr(narrow_layers, "torch", SimpleNamespace(compiler=compiler, **seen))
+    monkeypatch.setattr(small_layers, "torch", SimpleNamespace(compiler=compiler, **seen))
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def used(monkeypatch):
         return SimpleNamespace(apply=lambda inputs, *_: used.append(name) or inputs)
 
     kernels = SimpleNamespace(WIDEST=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
-    monkeypatch.setattr(narrow_layers, "HAS_KERNELS", True)
-    monkeypatch.setattr(narrow_layers, "layer_kernels", kernels, raising=False)
+    monkeypatch.setattr(small_layers, "HAS_KERNELS", True)
+    monkeypatch.setattr(small_layers, "layer_kernels", kernels, raising=False)
     compile_here(monkeypatch, True)
     # torch's own would look for the GPU that is not there
     monkeypatch.setattr(F, "linear", lambda inputs, *_: used.append("torch's linear") or inputs)

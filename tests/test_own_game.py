@@ -16,13 +16,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from noisy_envs import registry
+from noisy_envs import registration
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.interfaces.common import ask
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
-from noisy_envs.interfaces.single import TokenEnv
-from noisy_envs.interfaces.vector import TokenVectorEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens
 
@@ -176,12 +176,12 @@ def test_a_game_without_a_scene_says_what_it_lacks(shell):
 def test_the_agents_play_its_native_vector_environment(fruit):
     """World for world and step for step what Gymnasium's vector of single ones plays, noise included."""
     pytest.importorskip("torch")
-    from noisy_envs.training import foreign
+    from noisy_envs.training import gymnasium_envs
 
-    game = foreign.Game("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
+    game = gymnasium_envs.Game("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
     native = game.make_vec(3)
     assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.draws
-    assert not foreign.Game("CartPole-v1").native
+    assert not gymnasium_envs.Game("CartPole-v1").native
     gymnasium.spec("Fruit-v0").vector_entry_point = None
     singles = game.make_vec(3)
     assert isinstance(singles.unwrapped, SyncVectorEnv) and not game.native
@@ -437,7 +437,7 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
     pytest.importorskip("tyro")
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     game = of_drift(reward=lambda self, state, agents: -state.place[:, 0])
-    gymnasium.register("WrongDrift-v0", registry.SINGLE, vector_entry_point=registry.VECTOR, kwargs={"game": game})
+    gymnasium.register("WrongDrift-v0", registration.SINGLE, vector_entry_point=registration.VECTOR, kwargs={"game": game})
     told = re.escape("error: drift: `reward` gave float32 (4,): must be numbers (4, 1)")
     with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
         train_tiny(load_agent("adapool"), tmp_path, "--env-id", "WrongDrift-v0")
@@ -446,9 +446,9 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
 @pytest.mark.parametrize("limit", [-1, None, 2])
 def test_an_own_game_keeps_its_own_limit_where_gymnasium_has_none(fruit, limit):
     pytest.importorskip("torch")
-    from noisy_envs.training import foreign
+    from noisy_envs.training import gymnasium_envs
 
-    game = foreign.Game("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
+    game = gymnasium_envs.Game("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
     last = limit if limit == 2 else 3
     for env, action in ((game.make(), 1), (game.make_vec(1), np.array([1]))):
         env.reset(seed=0)

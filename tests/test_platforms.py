@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, load_supervised, with_path
 
-from noisy_envs.registry import short
+from noisy_envs.registration import short
 from noisy_envs.training import runs
 
 SOURCES = [

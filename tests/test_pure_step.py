@@ -10,7 +10,7 @@ from noisy_envs.arrays import as_numpy
 from noisy_envs.games.box_world import BoxWorld
 from noisy_envs.games.particles import State
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.registry import CORES
+from noisy_envs.registration import CORES
 
 SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
 MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if game in POLICY_OF]

@@ -7,8 +7,8 @@ from conftest import make
 
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.games.box_world import PALETTE, BoxWorld, State
-from noisy_envs.rendering import render
-from noisy_envs.rendering.render import Renderer
+from noisy_envs.rendering import renderer
+from noisy_envs.rendering.renderer import Renderer
 
 SIZE = 600
 KINDS = {
@@ -46,7 +46,7 @@ def frame(core: BoxWorld, state: State, weights: object = None, size: int = SIZE
 
 def cells(core: BoxWorld, drawn: np.ndarray, across: float = 0.5, down: float = 0.5) -> np.ndarray:
     """Return the colours (w, w, 3) that cells have at a place within them, by default the middle."""
-    band = round(render.BAND * len(drawn))
+    band = round(renderer.BAND * len(drawn))
     height = len(drawn) - 2 * band
     steps = np.arange(core.width) / core.width * height
     rows = band + steps + down * height / core.width
@@ -92,7 +92,7 @@ def test_halo_is_in_the_cell_of_its_token(kind, row, column, token):
     drawn = frame(core, state, weights)
     changed = (cells(core, drawn, across=0.1) != plain).any(axis=-1)
     assert changed[row, column] and changed.sum() == 1
-    np.testing.assert_allclose(cells(core, drawn, across=0.1)[row, column], render.AMBER, atol=12)
+    np.testing.assert_allclose(cells(core, drawn, across=0.1)[row, column], renderer.AMBER, atol=12)
     np.testing.assert_array_equal(cells(core, drawn), cells(core, frame(core, state)))  # the colour stays visible
 
 
@@ -101,8 +101,8 @@ def test_halo_grows_with_the_weight():
     state = world(core, text=DRAWN)
     weights = np.zeros(50)
     weights[2:5] = 1.0, 0.5, 0.1
-    amber = np.abs(frame(core, state, weights).astype(int) - render.AMBER).max(axis=-1) < 30
-    side = (SIZE - 2 * round(render.BAND * SIZE)) / core.width
+    amber = np.abs(frame(core, state, weights).astype(int) - renderer.AMBER).max(axis=-1) < 30
+    side = (SIZE - 2 * round(renderer.BAND * SIZE)) / core.width
     left = (SIZE - side * core.width) / 2
     area = [amber[:, int(left + column * side) : int(left + (column + 1) * side)].sum() for column in (2, 3, 4)]
     assert area[0] > 1.5 * area[1] > 3 * area[2] > 0

@@ -17,11 +17,11 @@ from noisy_envs.games.particles import ABSENT, State
 from noisy_envs.games.simple_centroid import NOISE, SIGNAL, SimpleCentroid
 from noisy_envs.games.simple_tag import SimpleTag
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.rendering import render
-from noisy_envs.rendering.render import Renderer
+from noisy_envs.rendering import renderer
+from noisy_envs.rendering.renderer import Renderer
 
 SIZE = 300
-BAND = round(render.BAND * SIZE)
+BAND = round(renderer.BAND * SIZE)
 CORES = {
     "1-3-4": SimpleCentroid(),
     "1-31-0": SimpleCentroid(num_signal=31, num_noise=0),
@@ -64,7 +64,7 @@ def picture(core: SimpleCentroid | SimpleTag, state: State, weights: object = No
 def close_to(frame: np.ndarray, color: tuple[int, int, int], far: int = 40) -> np.ndarray:
     """Tell which pixels between the caption and the legend have nearly a color, bool (H, W)."""
     found = np.abs(frame.astype(int) - color).max(axis=-1) < far
-    band = round(render.BAND * len(frame)) + 1
+    band = round(renderer.BAND * len(frame)) + 1
     found[:band] = found[-band:] = False
     return found
 
@@ -120,7 +120,7 @@ def test_array_is_uint8_and_shows_something_before_any_step(core: SimpleCentroid
     frame = picture(core, start(core), size=size)
     assert frame.dtype == np.uint8 and frame.shape == (size, size, 3) and frame.flags.writeable
     assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 10
-    for kind in (render.AGENT, render.SIGNAL):
+    for kind in (renderer.AGENT, renderer.SIGNAL):
         assert close_to(frame, kind.color, 80).any()
     red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
     assert (red - np.maximum(green, blue) > 60).any() == bool((start(core).role == NOISE).any())
@@ -155,32 +155,32 @@ def test_agent_is_drawn_where_it_is() -> None:
     """Up is up, right is right, a unit is a unit, and the radius is true to scale."""
     size = 600
     core = SimpleCentroid(num_signal=1, num_noise=1, spread=0.2, noise_spread=0.2, noise_offset=0.0)
-    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    scale = (size / 2 - round(renderer.BAND * size)) / (core.start_reach + renderer.MARGIN)
     frame = picture(core, place_agent(start(core), 0.45, 0.35), size=size)
-    rows, columns = np.nonzero(close_to(frame, render.GREEN))
+    rows, columns = np.nonzero(close_to(frame, renderer.GREEN))
     assert columns.mean() == pytest.approx(size / 2 + 0.45 * scale, abs=1.0)
     assert rows.mean() == pytest.approx(size / 2 - 0.35 * scale, abs=1.0)
-    assert np.ptp(columns) / 2 == pytest.approx(render.AGENT.radius * scale, abs=1.5)
+    assert np.ptp(columns) / 2 == pytest.approx(renderer.AGENT.radius * scale, abs=1.5)
 
 
 def test_entities_stay_legible_in_a_wide_world() -> None:
     core = CORES["wide"]
-    columns = np.nonzero(close_to(picture(core, start(core), size=600), render.GREEN))[1]
+    columns = np.nonzero(close_to(picture(core, start(core), size=600), renderer.GREEN))[1]
     assert np.ptp(columns) + 1 >= 10
 
 
 def test_cross_marks_the_centroid_of_the_present_signal() -> None:
     core = SimpleCentroid(num_signal=(1, 4), num_noise=0)
     state = next(s for s in (start(core, seed) for seed in range(50)) if (s.role == SIGNAL).sum() == 2)
-    scene = render.simple_centroid_scene(core, state, np.zeros(core.num_entities))
-    cross = [item for item in scene.items if item.kind is render.CENTROID]
+    scene = renderer.simple_centroid_scene(core, state, np.zeros(core.num_entities))
+    cross = [item for item in scene.items if item.kind is renderer.CENTROID]
     middle = (state.mover[1, :2] + state.mover[2, :2]) / 2
     assert [(item.x, item.y) for item in cross] == [pytest.approx(tuple(middle), abs=1e-6)]
 
 
 def test_kinds_differ_in_lightness() -> None:
     """A grey picture still tells the kinds apart: agent, other agents, signal, noise."""
-    kinds = (render.AGENT, render.OTHER, render.SIGNAL, render.NOISE)
+    kinds = (renderer.AGENT, renderer.OTHER, renderer.SIGNAL, renderer.NOISE)
     light = sorted(float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds)
     assert min(np.diff(light)) > 20
 
@@ -189,7 +189,7 @@ def test_kinds_differ_in_lightness() -> None:
 def test_every_start_is_well_inside(core: SimpleCentroid) -> None:
     for seed in range(50):
         state = start(core, seed)
-        scene = render.simple_centroid_scene(core, state, np.zeros(core.num_entities))
+        scene = renderer.simple_centroid_scene(core, state, np.zeros(core.num_entities))
         assert max(abs(place) for item in scene.items for place in (item.x, item.y)) <= scene.reach - 0.49
 
 
@@ -215,12 +215,12 @@ def tag_world(core: SimpleTag, *places: tuple[float, float]) -> State:
 
 def drawn_kinds(core: SimpleTag, state: State) -> list[str]:
     """Return the kinds of what is shown, in the order of the tokens, catches last."""
-    return [item.kind.name for item in render.simple_tag_scene(core, state, np.zeros(core.num_entities)).items]
+    return [item.kind.name for item in renderer.simple_tag_scene(core, state, np.zeros(core.num_entities)).items]
 
 
 def spot(core: SimpleTag, x: float, y: float, size: int = 600) -> tuple[int, int]:
     """Return row and column of the pixel that shows a place."""
-    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    scale = (size / 2 - round(renderer.BAND * size)) / (core.start_reach + renderer.MARGIN)
     return round(size / 2 - y * scale), round(size / 2 + x * scale)
 
 
@@ -229,11 +229,11 @@ APART = ((-0.5, 0.0), (0.5, 0.0), (0.5, 0.5), (0.0, -0.5))  # a predator, two pr
 
 def test_tag_shows_each_kind_where_it_is() -> None:
     size, core = 600, SimpleTag(num_prey=2, num_obstacles=1, collidable_obstacles=True)
-    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
+    scale = (size / 2 - round(renderer.BAND * size)) / (core.start_reach + renderer.MARGIN)
     frame = picture(core, tag_world(core, *APART), size=size)
-    for color, x, y in ((render.DARK_RED, -0.5, 0.0), (render.BRIGHT_GREEN, 0.5, 0.25), (render.BLACK, 0.0, -0.5)):
+    for color, x, y in ((renderer.DARK_RED, -0.5, 0.0), (renderer.BRIGHT_GREEN, 0.5, 0.25), (renderer.BLACK, 0.0, -0.5)):
         found = close_to(frame, color)
-        if color == render.BLACK:  # outlines are black, too
+        if color == renderer.BLACK:  # outlines are black, too
             found &= np.hypot(*(np.indices(found.shape) - size / 2 - np.array([0.5 * scale, 0])[:, None, None])) < 30
         rows, columns = np.nonzero(found)
         assert columns.mean() == pytest.approx(size / 2 + x * scale, abs=1.5)
@@ -251,7 +251,7 @@ def test_tag_shows_each_kind_where_it_is() -> None:
 def test_obstacles_that_touch_nobody_are_hollow(options: dict[str, bool], hollow: bool) -> None:
     core = SimpleTag(num_prey=2, num_obstacles=1, **options)
     frame = picture(core, tag_world(core, *APART), size=600)
-    scale = (300 - round(render.BAND * 600)) / (core.start_reach + render.MARGIN)
+    scale = (300 - round(renderer.BAND * 600)) / (core.start_reach + renderer.MARGIN)
     middle = frame[round(300 + 0.5 * scale) + 8, 308]  # beside the lines of the grid
     assert middle.min() > 200 if hollow else middle.max() < 60
     rim = frame[round(300 + 0.5 * scale), round(300 + 0.2 * scale) - 3 : round(300 + 0.2 * scale) + 3]
@@ -275,23 +275,23 @@ def test_only_hollow_obstacles_show_what_lies_beneath(solid: bool) -> None:
 def test_agents_lie_on_obstacles_and_on_the_star(solid: bool) -> None:
     core = SimpleTag(num_prey=1, num_obstacles=1, collidable_obstacles=solid)
     frame = picture(core, tag_world(core, (0.3, 0.3), (0.42, 0.3), (0.36, 0.3)), size=600)
-    assert close_to(frame, render.DARK_RED)[spot(core, 0.3, 0.3)]
-    assert close_to(frame, render.BRIGHT_GREEN)[spot(core, 0.42, 0.3)]
-    assert close_to(frame, render.YELLOW)[spot(core, 0.42, 0.4)]
+    assert close_to(frame, renderer.DARK_RED)[spot(core, 0.3, 0.3)]
+    assert close_to(frame, renderer.BRIGHT_GREEN)[spot(core, 0.42, 0.3)]
+    assert close_to(frame, renderer.YELLOW)[spot(core, 0.42, 0.4)]
 
 
 def test_the_learner_stands_out_among_predators() -> None:
     core = SimpleTag(num_predators=2, num_prey=1, num_obstacles=0)
     frame = picture(core, tag_world(core, (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)), size=600)
-    assert close_to(frame, render.DARK_RED)[spot(core, -0.5, 0.5)]
-    assert close_to(frame, render.WHITE)[spot(core, 0.5, 0.5)]
+    assert close_to(frame, renderer.DARK_RED)[spot(core, -0.5, 0.5)]
+    assert close_to(frame, renderer.WHITE)[spot(core, 0.5, 0.5)]
 
 
 def test_bodies_of_tag_are_true_to_scale() -> None:
     size, core = 1000, SimpleTag(num_prey=1, num_obstacles=0, start="mpe")
     frame = picture(core, tag_world(core, (-0.5, 0.5), (0.5, 0.5)), size=size)
-    scale = (size / 2 - round(render.BAND * size)) / (core.start_reach + render.MARGIN)
-    for color, half in ((render.DARK_RED, 0.075), (render.BRIGHT_GREEN, 1.25 * 0.05)):
+    scale = (size / 2 - round(renderer.BAND * size)) / (core.start_reach + renderer.MARGIN)
+    for color, half in ((renderer.DARK_RED, 0.075), (renderer.BRIGHT_GREEN, 1.25 * 0.05)):
         columns = np.nonzero(close_to(frame, color))[1]
         assert np.ptp(columns) / 2 == pytest.approx(half * scale, abs=1.5)
 
@@ -311,7 +311,7 @@ def test_a_catch_flashes(gap: float, caught: int) -> None:
     core = SimpleTag(num_prey=2, num_obstacles=0)
     state = tag_world(core, (0, 0), (gap, 0), (0.5, 0.5))
     assert drawn_kinds(core, state) == ["predator", "prey", "prey", *["catch"] * caught]
-    assert close_to(picture(core, state, size=600), render.YELLOW).any() == bool(caught)
+    assert close_to(picture(core, state, size=600), renderer.YELLOW).any() == bool(caught)
     through = SimpleTag(num_prey=2, num_obstacles=0, collidable_prey=False)
     assert "catch" not in drawn_kinds(through, state)
 
@@ -319,8 +319,8 @@ def test_a_catch_flashes(gap: float, caught: int) -> None:
 def test_the_star_marks_the_prey_that_anyone_touches() -> None:
     core = SimpleTag(num_predators=2, num_prey=3, num_obstacles=0)
     state = tag_world(core, (-0.9, 0), (0.5, 0.5), (0.9, 0), (0.9, 0.9), (0.6, 0.5))
-    scene = render.simple_tag_scene(core, state, np.zeros(core.num_entities))
-    stars = [(item.x, item.y) for item in scene.items if item.kind is render.CATCH_FLASH]
+    scene = renderer.simple_tag_scene(core, state, np.zeros(core.num_entities))
+    stars = [(item.x, item.y) for item in scene.items if item.kind is renderer.CATCH_FLASH]
     assert stars == [pytest.approx((0.6, 0.5))]
 
 
@@ -330,16 +330,16 @@ def test_tag_shows_who_learns_and_nobody_absent() -> None:
     state = State(*(part[0] for part in core.arrange(position, position, 2)))
     kinds = drawn_kinds(core, state)
     assert kinds == ["predator", *["obstacle"] * 2, *["other predators"] * 2, *["prey"] * 2, *["catch"] * 2]
-    legend = render.simple_tag_scene(core, state, np.zeros(core.num_entities)).kinds
+    legend = renderer.simple_tag_scene(core, state, np.zeros(core.num_entities)).kinds
     assert [kind.name for kind in legend] == ["predator", "other predators", "prey", "catch", "obstacle"]
 
 
 def test_kinds_of_tag_differ_in_lightness_and_shape() -> None:
-    kinds = (render.PREDATOR, render.PREY, render.SOLID_OBSTACLE, render.NOISE_OBSTACLE, render.CATCH_FLASH)
+    kinds = (renderer.PREDATOR, renderer.PREY, renderer.SOLID_OBSTACLE, renderer.NOISE_OBSTACLE, renderer.CATCH_FLASH)
     light = {kind.name: float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds}
-    light[render.NOISE_OBSTACLE.name] = 255.0  # hollow
+    light[renderer.NOISE_OBSTACLE.name] = 255.0  # hollow
     assert min(np.diff(sorted(light.values()))) > 40
-    assert len({kind.shape for kind in (render.PREDATOR, render.PREY, render.CATCH_FLASH, render.NOISE_OBSTACLE)}) == 4
+    assert len({kind.shape for kind in (renderer.PREDATOR, renderer.PREY, renderer.CATCH_FLASH, renderer.NOISE_OBSTACLE)}) == 4
 
 
 @each_tag
@@ -347,9 +347,9 @@ def test_kinds_of_tag_differ_in_lightness_and_shape() -> None:
 def test_picture_of_tag_shows_who_plays_and_its_legend_fits(core: SimpleTag, size: int) -> None:
     frame = picture(core, start(core), np.ones(core.num_entities), size=size)
     assert frame.dtype == np.uint8 and frame.shape == (size, size, 3)
-    for kind in (render.PREDATOR, render.PREY):
+    for kind in (renderer.PREDATOR, renderer.PREY):
         assert close_to(frame, kind.color, 80).any()
-    legend = frame[-round(render.BAND * size) + 1 :]
+    legend = frame[-round(renderer.BAND * size) + 1 :]
     assert (legend != 255).any()
     margin = max(1, size // 200)
     assert (legend[:, :margin] == 255).all() and (legend[:, -margin:] == 255).all()
@@ -358,7 +358,7 @@ def test_picture_of_tag_shows_who_plays_and_its_legend_fits(core: SimpleTag, siz
 @each_tag
 def test_starts_of_tag_are_well_inside(core: SimpleTag) -> None:
     for seed in range(50):
-        scene = render.simple_tag_scene(core, start(core, seed), np.zeros(core.num_entities))
+        scene = renderer.simple_tag_scene(core, start(core, seed), np.zeros(core.num_entities))
         assert max(abs(place) for item in scene.items for place in (item.x, item.y)) <= scene.reach - 0.49
 
 
@@ -375,27 +375,27 @@ def test_padding_is_not_drawn() -> None:
     moved.landmark[absent[core.num_movers :], :4] = -1.0
     weights = np.linspace(0.0, 1.0, core.num_entities)
     np.testing.assert_array_equal(picture(core, state, weights), picture(core, moved, weights))
-    scene = render.simple_centroid_scene(core, state, weights)
+    scene = renderer.simple_centroid_scene(core, state, weights)
     assert len(scene.items) == (~absent).sum() + 1  # and the centroid
 
 
 def test_legend_names_only_kinds_that_the_game_has() -> None:
     names = {}
     for name, core in CORES.items():
-        scene = render.simple_centroid_scene(core, start(core), np.zeros(core.num_entities))
+        scene = renderer.simple_centroid_scene(core, start(core), np.zeros(core.num_entities))
         names[name] = [kind.name for kind in scene.kinds]
     assert names["1-3-4"] == ["agent", "signal", "centroid", "noise"]
     assert names["1-31-0"] == ["agent", "signal", "centroid"]
     assert names["3-(1,5)-(0,28)"] == ["agent", "other agents", "signal", "centroid", "noise"]
     lonely = SimpleTag(num_obstacles=0)
-    scene = render.simple_tag_scene(lonely, start(lonely), np.zeros(lonely.num_entities))
+    scene = renderer.simple_tag_scene(lonely, start(lonely), np.zeros(lonely.num_entities))
     assert [kind.name for kind in scene.kinds] == ["predator", "prey", "catch"]
 
 
 def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
     state = start(CORE)
     inside, outside = (picture(CORE, place_agent(state, x, 0.0)) for x in (0.0, 900.0))
-    band, half = round(render.BAND * SIZE), SIZE // 2
+    band, half = round(renderer.BAND * SIZE), SIZE // 2
     assert (inside[:band, half:] == 255).all() and (outside[:band, half:] < 100).any()
     np.testing.assert_array_equal(inside[:band, :half], outside[:band, :half])
 
@@ -406,9 +406,9 @@ def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
 def test_camera_never_moves() -> None:
     state = start(CORE)
     with_agent, far = (picture(CORE, place_agent(state, *place)) for place in ((0.0, 0.0), (900.0, -40.0)))
-    assert close_to(with_agent, render.RED).sum() > 10
-    np.testing.assert_array_equal(close_to(with_agent, render.RED), close_to(far, render.RED))
-    np.testing.assert_array_equal(close_to(with_agent, render.BLUE), close_to(far, render.BLUE))
+    assert close_to(with_agent, renderer.RED).sum() > 10
+    np.testing.assert_array_equal(close_to(with_agent, renderer.RED), close_to(far, renderer.RED))
+    np.testing.assert_array_equal(close_to(with_agent, renderer.BLUE), close_to(far, renderer.BLUE))
 
 
 def test_camera_of_tag_never_moves() -> None:
@@ -417,18 +417,18 @@ def test_camera_of_tag_never_moves() -> None:
     near, moved, far = (
         picture(core, place_agent(state, *place), size=600) for place in ((-0.5, 0), (-0.9, 0.4), (9e2, 0))
     )
-    assert close_to(near, render.BRIGHT_GREEN).sum() > 10
+    assert close_to(near, renderer.BRIGHT_GREEN).sum() > 10
     for frame in (moved, far):
         assert (frame != near).any()
-        for color in (render.BRIGHT_GREEN, render.BLACK):
+        for color in (renderer.BRIGHT_GREEN, renderer.BLACK):
             np.testing.assert_array_equal(close_to(frame, color), close_to(near, color))
-    assert np.nonzero(close_to(far, render.DARK_RED))[1].min() > 550  # an arrow at the right border
+    assert np.nonzero(close_to(far, renderer.DARK_RED))[1].min() > 550  # an arrow at the right border
 
 
 @pytest.mark.parametrize(("x", "y"), [(50, 0), (-50, 0), (0, 50), (0, -50), (50, 50), (-1e6, 1e6)])
 def test_agent_out_of_view_is_an_arrow_at_the_border(x: float, y: float) -> None:
     frame = picture(CORE, place_agent(start(CORE), x, y))
-    rows, columns = np.nonzero(close_to(frame, render.GREEN))
+    rows, columns = np.nonzero(close_to(frame, renderer.GREEN))
     assert 5 < len(rows) < 100
     if x:
         assert np.sign(x) * (columns.mean() - SIZE / 2) > 0.45 * SIZE
@@ -453,7 +453,7 @@ def test_halo_surrounds_the_entity_of_its_token(name: str) -> None:
     core = (CORES | TAGS)[name]
     state = start(core, 2)
     tokens = core.observe(State(*(part[None] for part in state)))[0, 0]
-    scale = (SIZE / 2 - BAND) / (core.start_reach + render.MARGIN)
+    scale = (SIZE / 2 - BAND) / (core.start_reach + renderer.MARGIN)
     for token in np.nonzero(tokens[:, -1] != ABSENT)[0]:
         x, y = tokens[token, :2] * core.observation_scale + state.mover[0, :2]
         rows, columns = np.nonzero(glow(core, state, np.eye(core.num_entities)[token]) > 20)

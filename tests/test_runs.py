@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from conftest import posix
 
-from noisy_envs.interfaces.parallel import ParallelTokenEnv
-from noisy_envs.rendering import render
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.rendering import renderer
 from noisy_envs.training import pictures, runs
 
 NAMES = ("charts/episodic_return", "losses/value")
@@ -201,7 +201,7 @@ def test_a_gif_keeps_the_colours_of_a_scene_among_many_halos(tmp_path):
         for number, frame in enumerate(film):
             gif.seek(number)
             shown = np.asarray(gif.convert("RGB"))
-            for color in (render.WHITE, render.BLACK, render.GRID, render.GREEN, render.BLUE, render.RED):
+            for color in (renderer.WHITE, renderer.BLACK, renderer.GRID, renderer.GREEN, renderer.BLUE, renderer.RED):
                 place = (frame == color).all(axis=-1)
                 assert place.sum() > 100 and (shown[place] == color).all(), color
             assert np.abs(shown.astype(int) - frame).mean() < 0.1

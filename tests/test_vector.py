@@ -35,8 +35,8 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
-from noisy_envs.interfaces.vector import TokenVectorEnv
-from noisy_envs.registry import CORES
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
+from noisy_envs.registration import CORES
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)

@@ -14,11 +14,11 @@ from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, tra
 
 from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.reference import play_reference, reference_returns
-from noisy_envs.registry import CORES, NOISE
-from noisy_envs.rendering import watch
-from noisy_envs.rendering.watch import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
-from noisy_envs.training import foreign, pictures
+from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.registration import CORES, NOISE
+from noisy_envs.rendering import viewer
+from noisy_envs.rendering.viewer import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
+from noisy_envs.training import gymnasium_envs, pictures
 from noisy_envs.training.runs import environment_seed
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
@@ -163,7 +163,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
@@ -192,7 +192,7 @@ def run(tmp_path_factory):
 def test_several_learners_play_with_one_network(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     _, run = train_tiny(load_agent("avgpool"), tmp_path, "--num-agents", "2", *SHORT)
     player = Trained(run, CENTROID, 7)
@@ -203,7 +203,7 @@ def test_several_learners_play_with_one_network(tmp_path):
 
 
 def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     other = "noisy_envs/SimpleCentroid-1v15v16-v0"
     for env_id, asked, expected in ((CENTROID, None, 4), (CENTROID, 9, 9), (other, None, 16), (other, 0, 0)):
@@ -217,7 +217,7 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
 
 
 def test_more_or_less_noise_moves_nobody_else(run, screen):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     def reference(noise):
         return Reference("oracle", CENTROID, noise, 1)
@@ -241,7 +241,7 @@ def test_more_noise_starts_as_the_players_own():
 def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
     assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
@@ -279,11 +279,11 @@ def moved_by(player, tokens):
 @pytest.mark.parametrize("learned", ["run", "balancing"])
 def test_halos_may_be_what_moves_the_action(learned, request):
     pytest.importorskip("torch")
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     path = request.getfixturevalue(learned)
-    show = watch.show_of(Trained(path, None, None, meaning="influence"), 3)
-    weighed = watch.show_of(Trained(path, None, None), 3)
+    show = viewer.show_of(Trained(path, None, None, meaning="influence"), 3)
+    weighed = viewer.show_of(Trained(path, None, None), 3)
     player, episode = show.player, show.episode
     mine = episode.tokens[None] if learned == "balancing" else episode.core.observe(episode.state, show._agents)[0]
     np.testing.assert_allclose(show._weights, moved_by(player, mine.astype(np.float64)), atol=1e-4)
@@ -296,16 +296,16 @@ def test_a_film_tells_how_much_of_the_halos_is_on_signal(run, tmp_path, capsys, 
     given = [([9, 0, 2, 2, 4, 1, 1, 1], "weight", "60.0%"), ([0, 3, 0, 0, 0, 0, 0, 0], "influence", "0.0%")]
     for weights, halos, told in given:
         decided = np.zeros((1, 5), np.float32), np.float32(weights)
-        monkeypatch.setattr("noisy_envs.rendering.trained.Trained._decide", lambda *_, decided=decided: decided)
+        monkeypatch.setattr("noisy_envs.rendering.agent_policy.Trained._decide", lambda *_, decided=decided: decided)
         __main__.main(["--policy", str(run), "--halos", halos, "--out", str(tmp_path / f"{halos}.gif")])
         assert capsys.readouterr().out.endswith(f" in 3 steps; signal has {told} of the {halos}\n")
-    assert watch.film(Show(CENTROID, Reference("random", CENTROID, None, 0), 0)).signal_share is None
+    assert viewer.film(Show(CENTROID, Reference("random", CENTROID, None, 0), 0)).signal_share is None
     told = refused(["--watch", CENTROID, "--halos", "influence", "--out", tmp_path / "y.gif"])
     assert told == "error: halos='influence': are of a trained agent, --policy RUN, and 'oracle' has none"
 
 
 def test_another_folder_of_agents_may_be_named(run, tmp_path):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     source = (ROOT / "agents" / "ppo_adapool.py").read_text()
     (tmp_path / "ppo_adapool.py").write_text(source + "\nMINE = True\n")
@@ -393,7 +393,7 @@ def test_an_environment_of_others_is_watched_at_random(tmp_path):
 
 
 def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, tmp_path, capsys):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     ppo = load_agent("adapool")
     args = ppo.load_args(balancing)
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
 
 
 def test_keys_work_in_environments_of_others_too(screen, balancing):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     show = ForeignShow(CARTPOLE, Trained(balancing, None, None), 0)
     seen, windows = look(Viewer(show), {1: ["r"], 3: ["+"], 5: ["-"], 6: ["q"]})
@@ -424,8 +424,8 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
     monkeypatch.setattr(ForeignShow, "picture", lambda show: np.zeros((40, 60, 3), np.uint8))
     viewer = Viewer(ForeignShow(CARTPOLE, Reference("random", CARTPOLE, None, 0), 0))
     canvas = viewer._paint()
-    assert canvas.get_size() == viewer.window.size == (600, 40 + watch.PANEL)
-    assert canvas.get_at((300, 20))[:3] == (0, 0, 0) and canvas.get_at((200, 20))[:3] == watch.PAPER
+    assert canvas.get_size() == viewer.window.size == (600, 40 + viewer.PANEL)
+    assert canvas.get_at((300, 20))[:3] == (0, 0, 0) and canvas.get_at((200, 20))[:3] == viewer.PAPER
 
 
 # Words that cannot be
@@ -462,7 +462,7 @@ def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
     monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
-    monkeypatch.setattr(foreign.Game, "draws", property(lambda game: game.env_id != "Odd-v0"))
+    monkeypatch.setattr(gymnasium_envs.Game, "draws", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
@@ -632,7 +632,7 @@ def test_sizes_that_change_from_episode_to_episode_keep_the_window(screen, monke
     for _ in range(8):
         show.restart()
         sizes.add(int(show.episode.state.level[0]))
-        assert (show.picture().shape[1], show.picture().shape[0] + watch.PANEL) == sized
+        assert (show.picture().shape[1], show.picture().shape[0] + viewer.PANEL) == sized
     assert len(sizes) > 1
     _, windows = look(Viewer(show), {1: ["r"], 2: ["r"], 3: ["r"], 4: ["q"]})
     assert len(windows) == 1
@@ -651,10 +651,10 @@ def test_the_window_shows_the_picture_and_below_it_words_that_fit(screen, env_id
     viewer.window.close()
     np.testing.assert_array_equal(shown[:600], viewer._show.picture())
     panel = shown[600:]
-    assert len(panel) == watch.PANEL
+    assert len(panel) == viewer.PANEL
     for line in np.split(panel, 2):
         written = np.nonzero((line.max(axis=2) < 100).any(axis=0))[0]
-        assert watch.MARGIN <= written.min() <= watch.MARGIN + 3 and written.max() < 600 - watch.MARGIN
+        assert viewer.MARGIN <= written.min() <= viewer.MARGIN + 3 and written.max() < 600 - viewer.MARGIN
         assert (line[[0, -1]].min(axis=2) > 200).all()  # no letter is cut
 
 
@@ -664,7 +664,7 @@ def test_the_window_keeps_the_pace_of_the_game(screen):
 
 
 def test_a_checkpoint_shows_its_weights_in_the_window(screen, run):
-    from noisy_envs.rendering.trained import Trained
+    from noisy_envs.rendering.agent_policy import Trained
 
     viewer = Viewer(Show(CENTROID, Trained(run, CENTROID, None), 0))
     plain = Viewer(Show(CENTROID, dataclasses.replace(Plain(), options=viewer._show.player.options), 0))
@@ -688,7 +688,7 @@ class Plain:
 
 
 def test_a_film_needs_no_window(short, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch.Window, "show", lambda *_: pytest.fail("a window was opened"))
+    monkeypatch.setattr(viewer.Window, "show", lambda *_: pytest.fail("a window was opened"))
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setattr(pictures, "write_gif", lambda path, frames, fps: path.write_bytes(b"GIF"))
     __main__.main(["--watch", TAG, "--out", str(tmp_path / "x.gif")])

@@ -1069,7 +1069,7 @@ def test_games_without_roles() -> None:
 
 
 def test_noise_without_role_is_never_taken_for_padding() -> None:
-    from noisy_envs.wrappers import tokens as rules
+    from noisy_envs.wrappers import transforms as rules
 
     env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
     rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
@@ -1081,7 +1081,7 @@ def test_noise_without_role_is_never_taken_for_padding() -> None:
 
 
 def test_gaussian_noise_stays_within_its_bounds() -> None:
-    from noisy_envs.wrappers import tokens as rules
+    from noisy_envs.wrappers import transforms as rules
 
     most = np.float32(1 - 2.0**-24)
     u = np.array([[most, most, 0.0, 0.5, 0.0, 0.5]], np.float32)[:, [0, 1, 4, 2, 3, 2]]
@@ -1136,7 +1136,7 @@ def test_each_world_has_its_own_order() -> None:
 
 @pytest.mark.parametrize("query", [0, 2, 7])
 def test_any_row_can_be_the_query(query: int) -> None:
-    from noisy_envs.wrappers.tokens import places
+    from noisy_envs.wrappers.transforms import places
 
     u = np.random.default_rng(0).random((500, 7))
     order = places(u, query)

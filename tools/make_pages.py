@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.reference import reference_returns
-from noisy_envs.registry import CORES, PARALLEL
+from noisy_envs.baselines import reference_returns
+from noisy_envs.registration import CORES, PARALLEL
 from noisy_envs.training.runs import write_atomically
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.reference import References, play_reference
+from noisy_envs.baselines import References, play_reference
 from noisy_envs.training.runs import commit, write_atomically
 
 EPISODES, SEED = 4096, 10**6

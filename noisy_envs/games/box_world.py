@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace, take_rows
-from noisy_envs.games import levels
-from noisy_envs.games.levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
+from noisy_envs.games import box_world_levels
+from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
 from noisy_envs.games.single_agent import SingleAgentGame
-from noisy_envs.options import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
+from noisy_envs.validation import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
 
@@ -108,13 +108,13 @@ class BoxWorld(SingleAgentGame):
     * `step_cost`, `blocked_cost`: taken from the reward of each step, of each blocked move.
     * `max_steps`: steps of an episode, the paper's; Gymnasium's `max_episode_steps` can only be fewer. Raise it with
       `size` and `goal_length`: with `goal_length=6` the oracle gets 8.5 of 15 in 30 steps, all in 200
-      (`noisy_envs.reference`).
+      (`noisy_envs.baselines`).
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes. At most 1 fits on size 3 and 4, 5 on 5 and
     6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.
 
     `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn
-    one, see `noisy_envs.games.levels.read`.
+    one, see `noisy_envs.games.box_world_levels.read`.
 
     ## Differences
     From the paper's code: exactly `num_distractors` distractors, where it draws 0 to 2; roles and places of boxes are
@@ -238,8 +238,8 @@ class BoxWorld(SingleAgentGame):
         Raises:
             ValueError: if there are too many.
         """
-        if self.num_levels > levels.MOST_KEPT:
-            raise ValueError(f"num_levels={self.num_levels}: at most {levels.MOST_KEPT} can be kept on a device")
+        if self.num_levels > box_world_levels.MOST_KEPT:
+            raise ValueError(f"num_levels={self.num_levels}: at most {box_world_levels.MOST_KEPT} can be kept on a device")
         table = self.tables(like)
         if "levels" not in table:
             rows = self.bank.rows(self.start_level + np.arange(self.num_levels))
@@ -262,11 +262,11 @@ class BoxWorld(SingleAgentGame):
 
     def _draw_row(self, number: int) -> list[int]:
         """Draw a level as a row of integers."""
-        return self._pack(levels.draw_level(self.recipe, number))
+        return self._pack(box_world_levels.draw_level(self.recipe, number))
 
     def _pack(self, level: Level) -> list[int]:
         """Turn a level into a row of integers: size, outcomes, things."""
-        path = levels.on_path(level.boxes)
+        path = box_world_levels.on_path(level.boxes)
         missing = self.num_boxes - len(level.boxes)
         row = [level.size]
         for box in level.boxes:
@@ -282,7 +282,7 @@ class BoxWorld(SingleAgentGame):
         for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.thing).tolist(), strict=True):
             (agent, _), key, *rest = things
             pairs = zip(rest[::2], rest[1::2], strict=True)
-            boxes = (levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT)
+            boxes = (box_world_levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT)
             found.append(Level(size, agent, tuple(key), tuple(boxes)))
         return found
 
@@ -413,25 +413,25 @@ class BoxWorld(SingleAgentGame):
         """
         if name == "random":
             return super().policy(name, state, u, agents)
-        best = [[levels.next_move(world, self.width)] for world in self.worlds(state)]
+        best = [[box_world_levels.next_move(world, self.width)] for world in self.worlds(state)]
         return namespace(u).asarray(best, dtype=namespace(u).int64, device=u.device)
 
     def known(self, drawings: list[str]) -> float:
         """Return which share of levels, drawn as `text` does, are in the bank too, whatever their numbers.
 
         It is 0 where less than one in a hundred could be: there are far more levels than the bank holds. Of a bank of
-        more than `levels.MOST_KEPT` levels only so many are looked at, which takes seconds.
+        more than `box_world_levels.MOST_KEPT` levels only so many are looked at, which takes seconds.
         """
         if self.recipe.least_levels > RARE * self.num_levels:
             return 0.0
         asked: list[bytes] = []
         for drawing in drawings:
             try:
-                row = self._pack(self._check(levels.read(drawing, self.width)))
+                row = self._pack(self._check(box_world_levels.read(drawing, self.width)))
             except ValueError:  # a level that this game does not have
                 row = []
             asked.append(np.array(row, np.int64).tobytes())
-        unknown, count = set(asked), min(self.num_levels, levels.MOST_KEPT)
+        unknown, count = set(asked), min(self.num_levels, box_world_levels.MOST_KEPT)
         for first in range(0, count, CHUNK):
             numbers = self.start_level + np.arange(first, min(first + CHUNK, count))
             unknown -= set(map(bytes, self.bank.rows(numbers)))
@@ -440,15 +440,15 @@ class BoxWorld(SingleAgentGame):
         return sum(row not in unknown for row in asked) / len(asked)
 
     def text(self, state: State) -> list[str]:
-        """Draw each world in characters, see `noisy_envs.games.levels.read`."""
-        return [levels.text(world, self.width) for world in self.worlds(state)]
+        """Draw each world in characters, see `noisy_envs.games.box_world_levels.read`."""
+        return [box_world_levels.text(world, self.width) for world in self.worlds(state)]
 
     def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
         """Check a state that a user hands over, and return it as NumPy arrays with one batch axis.
 
         Args:
             given: what `env.unwrapped.state` returned; or a mapping with one of `level`, the number of a level, and
-                `text`, a level as `noisy_envs.games.levels.read` takes it; each for all worlds, or one for each.
+                `text`, a level as `noisy_envs.games.box_world_levels.read` takes it; each for all worlds, or one for each.
             batch: leading shape, () for one world or (B,).
 
         Raises:
@@ -476,7 +476,7 @@ class BoxWorld(SingleAgentGame):
             raise TypeError(f"text={texts!r}: must be a text, or a list of {count}")
         if len(texts) != count:
             raise ValueError(f"text: {len(texts)} levels given, must be one or {count}")
-        rows = [self._pack(self._check(levels.read(text, self.width))) for text in texts]
+        rows = [self._pack(self._check(box_world_levels.read(text, self.width))) for text in texts]
         return self._unpack(np.array(rows), np.full(count, -1))
 
     def _admit_state(self, given: State, batch: tuple[int, ...]) -> State:
@@ -516,7 +516,7 @@ class BoxWorld(SingleAgentGame):
             chains = ("goal_length", "num_distractors", "distractor_length")
             asked = ", ".join(f"{option}={getattr(self, option)}" for option in chains)
             raise ValueError(f"level: {len(level.boxes)} boxes, must be at most {self.num_boxes}, as {asked} have")
-        levels.check(level, self.width)
+        box_world_levels.check(level, self.width)
         return level
 
     def tables(self, like: Array) -> dict[str, Array]:
@@ -540,7 +540,7 @@ class BoxWorld(SingleAgentGame):
         row, column = np.divmod(np.arange(cells), width)
         size = np.arange(width - 1)[:, None]
         inside = (row >= 1) & (row <= size) & (column >= 1) & (column <= size)  # (sizes from 0, cells)
-        target = np.arange(cells)[:, None] + levels.moves(width)  # (cells, actions)
+        target = np.arange(cells)[:, None] + box_world_levels.moves(width)  # (cells, actions)
         onto = inside[:, target % cells]
         moves = np.stack([np.where(onto, target, np.arange(cells)[:, None]), np.where(onto, MOVED, BLOCKED)], axis=3)
         ground = np.where(inside, EMPTY, FRAME)

@@ -14,7 +14,7 @@ from noisy_envs.arrays import Array, namespace
 from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.games.physics import DAMPING, DT
-from noisy_envs.options import (
+from noisy_envs.validation import (
     Count,
     check_choice,
     check_count,

@@ -14,7 +14,7 @@ from noisy_envs.arrays import Array, namespace
 from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
 from noisy_envs.games.physics import DAMPING, DT
-from noisy_envs.options import Count, check_choice, check_count, check_flag, check_policy, highest
+from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_policy, highest
 
 OBSTACLE, PREDATOR, PREY = 1, 2, 3
 PREDATOR_RADIUS, PREDATOR_ACCEL, PREDATOR_SPEED = 0.075, 3.0, 1.0

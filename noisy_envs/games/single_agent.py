@@ -10,7 +10,7 @@ AGENT = slice(0, 1)
 
 
 class SingleAgentGame:
-    """A core (`noisy_envs.games.Core`) but for its rules: the base of a frozen dataclass whose fields are the options.
+    """A core (`noisy_envs.games.game.Core`) but for its rules: the base of a frozen dataclass whose fields are the options.
 
     A game adds `name`, `num_actions`, `max_steps`, `token_spec`, `observation_bounds`, `start_draws`, `initial`,
     `transition`, `observe`, `reward` and `signal_mask`; if it terminates, `terminated`; if chance enters a step,

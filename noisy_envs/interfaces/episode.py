@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.games import Core
+from noisy_envs.games.game import Core
 from noisy_envs.interfaces.common import (
     check_drawn,
     check_episode,
@@ -136,7 +136,7 @@ class Episode:
         if self.render_mode == "ansi":
             return self.core.text(self.state)[0]
         if self._renderer is None:
-            from noisy_envs.rendering.render import Renderer
+            from noisy_envs.rendering.renderer import Renderer
 
             self._renderer = Renderer(self.core, self.render_mode, RENDER_FPS)
         state = type(self.state)._make(field[0] for field in self.state)

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisy_envs.nn.narrow_layers import linear
+from noisy_envs.nn.small_layers import linear
 
 try:
-    from noisy_envs.nn import kernels
+    from noisy_envs.nn import triton_attention
 except ImportError:  # torch for a CPU brings no Triton
     HAS_KERNELS = False
 else:
@@ -64,8 +64,8 @@ def narrow_attention(
     if axis == 1:
         projected = linear(tokens, query_key_value)
         exact = projected.dtype == torch.float32  # which autocast may decide, not tokens
-        if HAS_KERNELS and projected.is_cuda and exact and width <= kernels.WIDEST:
-            return kernels.attend(projected, mask, tokens.shape[2] // width, scale)[0]
+        if HAS_KERNELS and projected.is_cuda and exact and width <= triton_attention.WIDEST:
+            return triton_attention.attend(projected, mask, tokens.shape[2] // width, scale)[0]
         heads = projected.chunk(3, dim=-1)
     else:  # three products, so that each result is in one piece
         heads = tuple(torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))

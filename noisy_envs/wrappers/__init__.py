@@ -29,11 +29,11 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv
 
-from noisy_envs.options import Count, plain
+from noisy_envs.validation import Count, plain
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.wrappers import tokens, vector
-from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import found_spec, num_draws, space_of, spec_of
+from noisy_envs.wrappers import transforms, vector
+from noisy_envs.wrappers.episode_clock import Clock
+from noisy_envs.wrappers.introspection import found_spec, num_draws, space_of, spec_of
 
 __all__ = [
     "AddNoiseTokens",
@@ -52,9 +52,9 @@ OneOrMany = TypeVar("OneOrMany", gymnasium.Env[Any, Any], VectorEnv[Any, Any, An
 
 
 class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Shows observations and info as a rule of `noisy_envs.wrappers.tokens` changes them."""
+    """Shows observations and info as a rule of `noisy_envs.wrappers.transforms` changes them."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], rule: tokens.Rule) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], rule: transforms.Rule) -> None:
         """Wrap an environment."""
         super().__init__(env)
         self.observation_space = rule.space
@@ -99,7 +99,7 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         batch = self._rule.batch([observation])
         shown, facts = self._rule.show(batch, signal, self._clock.moment(ONE, FRESH))
         told = {name: fact[0] if fact.ndim > 1 else float(fact[0]) for name, fact in facts.items()}
-        return tokens.one(shown, 0), info | told
+        return transforms.one(shown, 0), info | told
 
 
 class TokenizeObservation(TokenWrapper):
@@ -120,7 +120,7 @@ class TokenizeObservation(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
         """Wrap an environment; see the class."""
         RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, tokens.Tokenize(space_of(env), squash))
+        super().__init__(env, transforms.Tokenize(space_of(env), squash))
 
 
 class AddNoiseTokens(TokenWrapper):
@@ -152,7 +152,7 @@ class AddNoiseTokens(TokenWrapper):
         shuffle: bool = True,
     ) -> None:
         """Wrap an environment; see the class."""
-        rule = tokens.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
+        rule = transforms.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **rule.options)
         super().__init__(env, rule)
 
@@ -163,7 +163,7 @@ class ShuffleTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Shuffle(space_of(env), spec_of(env)))
 
 
 class TokensAndMask(TokenWrapper):
@@ -175,7 +175,7 @@ class TokensAndMask(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Mask(space_of(env), spec_of(env)))
 
 
 class FlattenTokens(TokenWrapper):
@@ -184,7 +184,7 @@ class FlattenTokens(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Flatten(space_of(env), spec_of(env)))
 
 
 def noisy_tokens(

@@ -19,11 +19,11 @@ from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
-from noisy_envs.options import Count, check_count, plain
+from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.wrappers import tokens
-from noisy_envs.wrappers.clock import Clock
-from noisy_envs.wrappers.stack import num_draws, spec_of, world_space_of
+from noisy_envs.wrappers import transforms
+from noisy_envs.wrappers.episode_clock import Clock
+from noisy_envs.wrappers.introspection import num_draws, spec_of, world_space_of
 
 __all__ = [
     "AddNoiseTokens",
@@ -44,13 +44,13 @@ def autoreset_mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
-    """Shows observations and info of B worlds as a rule of `noisy_envs.wrappers.tokens` changes them.
+    """Shows observations and info of B worlds as a rule of `noisy_envs.wrappers.transforms` changes them.
 
     It is no `VectorObservationWrapper`: that refuses SAME_STEP, and leaves `info` as it is. Its base has no type
     parameters, since those of Gymnasium 1.2 take none.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], rule: tokens.Rule) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], rule: transforms.Rule) -> None:
         """Wrap vector environments."""
         super().__init__(env)
         self._mode = autoreset_mode_of(env)
@@ -101,7 +101,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(self._rows))
         return shown, rewards, terminated, truncated, info | self._laid_out(facts, self._rows)
 
-    def _show(self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray) -> tuple[Any, tokens.Facts]:
+    def _show(self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray) -> tuple[Any, transforms.Facts]:
         """Change what the worlds `rows` (R,) show."""
         signal = info.get("signal_mask")
         if signal is not None:
@@ -117,19 +117,19 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         if in_objects:
             final = np.full(self.num_envs, None, dtype=object)
             for i, row in enumerate(rows):
-                final[row] = tokens.one(shown, i)
+                final[row] = transforms.one(shown, i)
         elif isinstance(shown, dict):
             final = {name: self._spread(part, rows) for name, part in shown.items()}
         else:
             final = self._spread(shown, rows)
         return info | {"final_obs": final, "final_info": final_info | self._laid_out(facts, rows)}
 
-    def _laid_out(self, facts: tokens.Facts, rows: np.ndarray) -> dict[str, Array]:
+    def _laid_out(self, facts: transforms.Facts, rows: np.ndarray) -> dict[str, Array]:
         """Lay out facts (R, ...) of the worlds `rows` as Gymnasium does: (B, ...), and a mask (B,) of each."""
         info = {}
         for name, fact in facts.items():
             info[name] = self._spread(fact, rows)
-            info[f"_{name}"] = tokens.moved(self._marked(rows), fact)
+            info[f"_{name}"] = transforms.moved(self._marked(rows), fact)
         return info
 
     def _marked(self, rows: np.ndarray) -> np.ndarray:
@@ -143,12 +143,12 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         if len(rows) == self.num_envs:
             return part
         whole = namespace(part).zeros((self.num_envs, *part.shape[1:]), dtype=part.dtype, device=part.device)
-        whole[tokens.moved(rows, part)] = part
+        whole[transforms.moved(rows, part)] = part
         return whole
 
     def _take(self, whole: Array, rows: np.ndarray) -> Array:
         """Return the `rows` (R,) of an array (B, ...)."""
-        return whole if len(rows) == self.num_envs else whole[tokens.moved(rows, whole)]
+        return whole if len(rows) == self.num_envs else whole[transforms.moved(rows, whole)]
 
 
 class TokenizeObservation(VectorTokenWrapper):
@@ -157,7 +157,7 @@ class TokenizeObservation(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
         """Wrap vector environments of NumPy arrays."""
         RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, tokens.Tokenize(world_space_of(env), squash))
+        super().__init__(env, transforms.Tokenize(world_space_of(env), squash))
 
 
 class AddNoiseTokens(VectorTokenWrapper):
@@ -174,7 +174,7 @@ class AddNoiseTokens(VectorTokenWrapper):
     ) -> None:
         """Wrap vector environments of tokens."""
         space, spec = world_space_of(env), spec_of(env)
-        rule = tokens.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
+        rule = transforms.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **rule.options)
         super().__init__(env, rule)
 
@@ -185,7 +185,7 @@ class ShuffleTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Shuffle(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Shuffle(world_space_of(env), spec_of(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
@@ -194,7 +194,7 @@ class TokensAndMask(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Mask(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Mask(world_space_of(env), spec_of(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
@@ -203,7 +203,7 @@ class FlattenTokens(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, tokens.Flatten(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Flatten(world_space_of(env), spec_of(env)))
 
 
 class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
@@ -287,5 +287,5 @@ class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
             queue.extend(values[ended])
             shown = np.zeros(values.shape, dtype)
             shown[ended] = values[ended]
-            told[name] = tokens.moved(shown, like)
-        return {self._key: told, f"_{self._key}": tokens.moved(ended.copy(), like)}
+            told[name] = transforms.moved(shown, like)
+        return {self._key: told, f"_{self._key}": transforms.moved(ended.copy(), like)}

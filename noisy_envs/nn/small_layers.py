@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 try:
-    from noisy_envs.nn import layer_kernels
+    from noisy_envs.nn import triton_layers
 except ImportError:  # torch for a CPU brings no Triton
     HAS_KERNELS = False
 else:
@@ -25,7 +25,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     fits = inputs.shape[-1] == weight.shape[-1] and (bias is None or bias.shape == weight.shape[:1])
     if fits and _by_kernels(inputs, weight, bias):  # else torch tells what does not fit
-        result: Tensor = layer_kernels.Linear.apply(inputs, weight, bias)
+        result: Tensor = triton_layers.Linear.apply(inputs, weight, bias)
         return result
     return nn.functional.linear(inputs, weight, bias)
 
@@ -33,7 +33,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def _by_kernels(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     given = [inputs, weight] if bias is None else [inputs, weight, bias]
     exact = all(x.is_cuda and x.dtype == torch.float32 for x in given) and not torch.is_autocast_enabled("cuda")
-    return HAS_KERNELS and torch.compiler.is_compiling() and exact and max(weight.shape) <= layer_kernels.WIDEST
+    return HAS_KERNELS and torch.compiler.is_compiling() and exact and max(weight.shape) <= triton_layers.WIDEST
 
 
 class Linear(nn.Linear):
@@ -51,6 +51,6 @@ class LayerNorm(nn.LayerNorm):
         """Normalise inputs (..., I)."""
         whole = self.weight is not None and self.bias is not None and inputs.shape[-1:] == self.normalized_shape
         if whole and _by_kernels(inputs, self.weight, self.bias):
-            result: Tensor = layer_kernels.LayerNorm.apply(inputs, self.weight, self.bias, self.eps)
+            result: Tensor = triton_layers.LayerNorm.apply(inputs, self.weight, self.bias, self.eps)
             return result
         return super().forward(inputs)

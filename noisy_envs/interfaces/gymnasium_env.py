@@ -11,8 +11,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from noisy_envs.interfaces.common import action_space, casting, check_action, follow, observation_box
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.options import build, plain
-from noisy_envs.registry import Game, core_class
+from noisy_envs.validation import build, plain
+from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
 
 LEARNER = slice(0, 1)  # the first agent
@@ -22,7 +22,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """A game seen by its first agent, whose observation is a set of tokens (N, D).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.games.Core`),
+        game: a key of `noisy_envs.registration.CORES`, or a core's class, which may be your own (`noisy_envs.games.game.Core`),
             or "module:Class", where it is; its docstring describes the game and its options.
         render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or of some games "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisy_envs.options import Count, check_count, highest, lowest
+from noisy_envs.validation import Count, check_count, highest, lowest
 from noisy_envs.randomness import Draws
 
 KEYS = 19  # colours of keys and locks

@@ -22,11 +22,11 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from noisy_envs import registry
-from noisy_envs.interfaces.pure import Outcome
-from noisy_envs.interfaces.vector import TokenVectorEnv
-from noisy_envs.options import check_count
-from noisy_envs.reference import References
+from noisy_envs import registration
+from noisy_envs.interfaces.functional import Outcome
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
+from noisy_envs.validation import check_count
+from noisy_envs.baselines import References
 from noisy_envs.rendering.window import unseen
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens, spec_of
@@ -81,7 +81,7 @@ class Plain(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             return kind(float(np.asarray(value).item()))
         except (TypeError, ValueError, RuntimeError):  # the last of a tensor with a gradient
             env: Any = self.unwrapped
-            told = registry.one_line(f"{env.spec.id}: step gave {name}={value!r}: must be one {kind.__name__}")
+            told = registration.one_line(f"{env.spec.id}: step gave {name}={value!r}: must be one {kind.__name__}")
             raise Unfit(told) from None
 
 
@@ -99,8 +99,8 @@ class Game:
 
     def __post_init__(self) -> None:
         """Check by making one."""
-        registry.canonical(self.env_id)
-        told = registry.one_line(f"{self.env_id}: its actions, {self.action_space}")
+        registration.canonical(self.env_id)
+        told = registration.one_line(f"{self.env_id}: its actions, {self.action_space}")
         if not isinstance(self.action_space, (Box, Discrete)):
             raise ValueError(f"{told}, must be Discrete or a Box; gymnasium.wrappers.TransformAction can make them so")
         if 0 in (self.action_space.shape or ()):
@@ -134,7 +134,7 @@ class Game:
     @property
     def native(self) -> bool:
         """Whether its rules play many worlds at once: a game of your own with this package's vector environment."""
-        ours = self.spec.vector_entry_point in (registry.VECTOR, TokenVectorEnv)
+        ours = self.spec.vector_entry_point in (registration.VECTOR, TokenVectorEnv)
         return ours and not self.spec.additional_wrappers  # which wrap single environments
 
     @property
@@ -150,9 +150,9 @@ class Game:
                 own["render_mode"] = render_mode
             return noisy_tokens(Plain(gymnasium.make(self.env_id, **own)), **noise)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ValueError(f"env_id={self.env_id!r}: {registry.one_line(error)}") from None
+            raise ValueError(f"env_id={self.env_id!r}: {registration.one_line(error)}") from None
         except (LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError) as error:  # of the author
-            told = registry.one_line(f"{type(error).__name__}: {error}")
+            told = registration.one_line(f"{type(error).__name__}: {error}")
             raise ValueError(f"env_id={self.env_id!r}: {told}") from error
 
     def make_vec(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -224,7 +224,7 @@ class ForeignVectorEnv:
         return *found, info  # type: ignore[return-value]
 
     def pure_step(self, worlds: Tensor, actions: Tensor) -> tuple[Tensor, Outcome]:
-        """Play as `noisy_envs.interfaces.pure.pure_step` does, but change the worlds in place."""
+        """Play as `noisy_envs.interfaces.functional.pure_step` does, but change the worlds in place."""
         tokens, reward, terminated, truncated, info = self.step(actions)
         final_tokens, rows = tokens, info.get("_final_obs")
         if rows is not None and rows.any():
@@ -336,7 +336,7 @@ class OneForeign:
 
         `meaning` tells what the weights are.
         """
-        from noisy_envs.rendering.bars import under
+        from noisy_envs.rendering.token_bars import under
 
         with unseen():
             picture: Any = self._env.render()

@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from noisy_envs.arrays import Array
-from noisy_envs.games import Core
-from noisy_envs.options import check_choice
-from noisy_envs.registry import FOREIGN, find
+from noisy_envs.games.game import Core
+from noisy_envs.validation import check_choice
+from noisy_envs.registration import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import runs
-from noisy_envs.training.foreign import OneForeign
+from noisy_envs.training.gymnasium_envs import OneForeign
 
 AGENTS = Path(__file__).parents[2] / "agents"  # of the checkout
 MEANINGS = ("weight", "influence")

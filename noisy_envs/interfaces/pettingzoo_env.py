@@ -10,8 +10,8 @@ from pettingzoo import ParallelEnv
 
 from noisy_envs.interfaces.common import action_space, casting, check_action, driven, follow, observation_box
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.options import build
-from noisy_envs.registry import Game, core_class
+from noisy_envs.validation import build
+from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
 
 
@@ -19,14 +19,14 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.games.Core`),
+        game: a key of `noisy_envs.registration.CORES`, or a core's class, which may be your own (`noisy_envs.games.game.Core`),
             or "module:Class", where it is; its docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
         learners: the team that is driven, "all" or another of `core.teams`, or the "first" agent alone; the others
             follow their policies.
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
-    `reset` takes the same options, and `info` holds the same, as `noisy_envs.interfaces.single.TokenEnv`'s.
+    `reset` takes the same options, and `info` holds the same, as `noisy_envs.interfaces.gymnasium_env.TokenEnv`'s.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012  PettingZoo declares it an instance variable

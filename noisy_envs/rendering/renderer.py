@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.games import box_world, levels
+from noisy_envs.games import box_world, box_world_levels
 from noisy_envs.games import simple_centroid as centroid
 from noisy_envs.games import simple_tag as tag
 from noisy_envs.games.particles import ABSENT, State
@@ -101,7 +101,7 @@ NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="rin
 ONE_KEY, OTHER_KEY = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # of 19
 AGENT_CELL, GEM_CELL, HELD_CELL = (
     Kind(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
-    for name, color in (("agent", levels.AGENT), ("gem", levels.GEM), ("held key: top left", levels.FRAME))
+    for name, color in (("agent", box_world_levels.AGENT), ("gem", box_world_levels.GEM), ("held key: top left", box_world_levels.FRAME))
 )
 KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
 BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")
@@ -154,7 +154,7 @@ def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Arr
     strengths[core.nowhere] = 0.0  # what is absent
     (level,) = core.worlds(worlds)
     outlined = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
-    if level.key[1] == levels.GEM:
+    if level.key[1] == box_world_levels.GEM:
         outlined.append((0, 0, 1))
     colors = box_world.PALETTE[core.picture(worlds)[0]].reshape(*square, 3)
     return Board(colors, outlined, strengths.reshape(square), CELLS)

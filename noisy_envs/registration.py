@@ -15,11 +15,11 @@ import gymnasium
 from noisy_envs.games.box_world import BoxWorld
 from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.games.simple_tag import MPE, SimpleTag
-from noisy_envs.options import build, check_choice
+from noisy_envs.validation import build, check_choice
 
-SINGLE = "noisy_envs.interfaces.single:TokenEnv"  # entry points, for a game of your own too
-PICTURES = "noisy_envs.interfaces.single:PictureEnv"  # of a game that has no render mode "ansi"
-VECTOR = "noisy_envs.interfaces.vector:TokenVectorEnv"
+SINGLE = "noisy_envs.interfaces.gymnasium_env:TokenEnv"  # entry points, for a game of your own too
+PICTURES = "noisy_envs.interfaces.gymnasium_env:PictureEnv"  # of a game that has no render mode "ansi"
+VECTOR = "noisy_envs.interfaces.vector_env:TokenVectorEnv"
 
 CORES: dict[str, Any] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
 Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
@@ -43,7 +43,7 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.foreign`
+FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.gymnasium_envs`
 
 # the options that dial noise, and that say how many agents share one network
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", FOREIGN: "num_noise"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import Array, namespace
-from noisy_envs.games import Core
+from noisy_envs.games.game import Core
 from noisy_envs.interfaces.common import Casting, follow, legal
 from noisy_envs.randomness import episode_key, uniforms
 

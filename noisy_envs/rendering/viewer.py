@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.games import Core
+from noisy_envs.games.game import Core
 from noisy_envs.interfaces.common import casting, driven, follow
 from noisy_envs.interfaces.episode import RENDER_FPS, Episode
-from noisy_envs.options import Count, build, check_choice, highest
-from noisy_envs.registry import CORES, FOREIGN, NOISE, find, in_words, same_start
+from noisy_envs.validation import Count, build, check_choice, highest
+from noisy_envs.registration import CORES, FOREIGN, NOISE, find, in_words, same_start
 from noisy_envs.rendering.window import Window, strokes
-from noisy_envs.training.foreign import Game, OneForeign
+from noisy_envs.training.gymnasium_envs import Game, OneForeign
 
 if TYPE_CHECKING:
     import pygame

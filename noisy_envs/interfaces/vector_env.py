@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace, put_rows
-from noisy_envs.games import Core
+from noisy_envs.games.game import Core
 from noisy_envs.interfaces.common import (
     action_space,
     casting,
@@ -31,7 +31,7 @@ from noisy_envs.interfaces.common import (
     next_episodes,
     observation_box,
 )
-from noisy_envs.interfaces.pure import (
+from noisy_envs.interfaces.functional import (
     Outcome,
     Rules,
     Shown,
@@ -45,9 +45,9 @@ from noisy_envs.interfaces.pure import (
     pure_step,
     renewing_step,
 )
-from noisy_envs.options import build, check_choice, check_count, check_flag, plain
+from noisy_envs.validation import build, check_choice, check_count, check_flag, plain
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.registry import Game, core_class
+from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
 
 
@@ -58,7 +58,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     of each world are driven, for one network that all of them share: tokens (B, n, N, D), actions and rewards (B, n).
 
     Args:
-        game: a key of `noisy_envs.registry.CORES`, or a core's class, which may be your own (`noisy_envs.games.Core`),
+        game: a key of `noisy_envs.registration.CORES`, or a core's class, which may be your own (`noisy_envs.games.game.Core`),
             or "module:Class", where it is; its docstring describes the game and its options.
         num_envs: number of worlds, B.
         max_episode_steps: a time limit, at most the game's `max_steps`.
@@ -307,7 +307,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def pure_step(self) -> Callable[[Worlds, Array], tuple[Worlds, Outcome]]:
-        """The step as a pure function of worlds and actions, see `noisy_envs.interfaces.pure.pure_step`."""
+        """The step as a pure function of worlds and actions, see `noisy_envs.interfaces.functional.pure_step`."""
         return partial(pure_step, self._rules)
 
     def render(self) -> tuple[np.ndarray, ...] | None:
@@ -316,7 +316,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if self.render_mode is None:
             raise RuntimeError("render() needs render_mode='rgb_array' when the environments are made")
         if self._renderer is None:
-            from noisy_envs.rendering.render import Renderer
+            from noisy_envs.rendering.renderer import Renderer
 
             self._renderer = Renderer(self.core, self.render_mode)
         clocks = as_numpy(self._worlds.clock).tolist()
@@ -392,7 +392,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             fixed = self._rules, self.autoreset_mode, renews, self._lead
             step: Callable[..., Any] = partial(renewing_step, *fixed)
             if self._compile:
-                from noisy_envs.nn.graphs import Recorded
+                from noisy_envs.nn.cuda_graph import Recorded
 
                 whole = compiled(renewing_step, *fixed, self._worlds, actions)
                 step = Recorded(partial(in_place, partial(whole, *fixed)))
