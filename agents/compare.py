@@ -35,7 +35,20 @@ import gymnasium
 
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
-from noisy_envs.training import results, runs
+from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
+from noisy_envs.training.files import lock_folder, write_atomically
+from noisy_envs.training.metrics import read_metrics
+from noisy_envs.training.plots import Panel, format_table, plot_panels
+from noisy_envs.training.process import (
+    EXIT_INTERRUPTED,
+    format_error,
+    ignore_broken_pipe,
+    memory_errors,
+    on_stop_signal,
+)
+from noisy_envs.training.settings import parse_arguments
+from noisy_envs.training.statistics import Rows, drop, estimate
+from noisy_envs.training.versions import current_commit
 
 if TYPE_CHECKING:
     from noisy_envs.training.gymnasium_envs import Game
@@ -183,7 +196,7 @@ class Cell(NamedTuple):
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of its finished run, or None."""
         path = (self.run() or self.folder) / "summary.json"
-        return runs.read_summary(path) if path.is_file() else None
+        return read_summary(path) if path.is_file() else None
 
 
 class Outcome(NamedTuple):
@@ -243,7 +256,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
         ValueError: naming the setting, its value and what is allowed.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
-    args, words = runs.parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
+    args, words = parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
     settings(words)
     args = replace(args, env_ids=tuple(registration.canonical(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
@@ -312,8 +325,8 @@ def claim(out: Path, words: list[str], command: str, draw_only: bool) -> list[st
     if draw_only and not begun:
         raise ValueError(f"out={out}: holds no runs")
     if not begun or not path.exists():  # words that no agent took, mistyped perhaps, bind nobody
-        runs.write_summary(path, {"command": command, "words": words, "commit": runs.commit()})
-    recorded: list[str] = runs.read_summary(path).get("words", [])
+        write_summary(path, {"command": command, "words": words, "commit": current_commit()})
+    recorded: list[str] = read_summary(path).get("words", [])
     there, asked = settings(recorded), settings(words)
     names = [name for name in {**there, **asked} if there.get(name) != asked.get(name)]
     if names and (words or not draw_only):
@@ -335,7 +348,7 @@ def check_finished(cell: Cell, words: list[str]) -> bool:
     summary = cell.summary()
     if summary is None:
         return False
-    with runs.taking_up((cell.run() or cell.folder) / "summary.json"):
+    with checkpoint_errors((cell.run() or cell.folder) / "summary.json"):
         recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
     asked = settings(cell.level.words(words))
     asked |= {"env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
@@ -358,7 +371,7 @@ def locked(folder: Path, stop: Stop) -> Iterator[int | None]:
     file, told = None, False
     while file is None and not stop.times:
         try:
-            file = runs.lock(folder)
+            file = lock_folder(folder)
         except BlockingIOError:
             if not told:
                 print(f"{folder}: waiting for the agent that runs on there, its compare.py was killed", flush=True)
@@ -384,7 +397,7 @@ def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outc
             code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
     if cell.summary() is not None:
         return outcome("")
-    if stop.times or code == runs.STOPPED:
+    if stop.times or code == EXIT_INTERRUPTED:
         return outcome("stopped")
     told = reason(cell.log.read_text(encoding="utf-8", errors="replace"))
     return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
@@ -575,22 +588,22 @@ def of_levels(cells: list[Cell]) -> dict[Level, list[Cell]]:
     return found
 
 
-def panels(cells: list[Cell], note: str = "") -> list[results.Panel]:
+def panels(cells: list[Cell], note: str = "") -> list[Panel]:
     """Return the learning curves of each level, of unfinished runs too, under its name and a note, else its SNR."""
     found = []
     for level, own in of_levels(cells).items():
-        curves: dict[str, list[results.Rows]] = {}
+        curves: dict[str, list[Rows]] = {}
         for cell in own:
             metrics = (cell.run() or cell.folder) / "metrics.csv"
             if metrics.is_file():
-                curves.setdefault(cell.head, []).append(runs.read_metrics(metrics))
+                curves.setdefault(cell.head, []).append(read_metrics(metrics))
         references, snr = as_played(own)
         title = f"{level.name}\n{note or f'SNR {snr:.3g}'}"
-        found.append(results.Panel(title, *references, curves, "solved" if level.foreign else "oracle"))
+        found.append(Panel(title, *references, curves, "solved" if level.foreign else "oracle"))
     return found
 
 
-def panels_beside(args: Args) -> list[results.Panel]:
+def panels_beside(args: Args) -> list[Panel]:
     """Return the panels of OUT, then those of the other folders, each noting in which words the folders differ."""
     cells = {out: plan(replace(args, out=out)) for out in dict.fromkeys((args.out, *args.beside))}
     words = {out: settings(claim(out, [], "", draw_only=True)) for out in cells}
@@ -627,10 +640,10 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
     drops: dict[str, Any] = {}
     for head, by_level in scores.items():
         found = {name: list(one.values()) for name, one in by_level.items() if one}
-        estimates[head] = {name: results.estimate(one)._asdict() for name, one in found.items()}
+        estimates[head] = {name: estimate(one)._asdict() for name, one in found.items()}
         least, most = levels[0].name, levels[-1].name
         if least != most and least in found and most in found:
-            drops[head] = results.drop(found[least], found[most])._asdict()
+            drops[head] = drop(found[least], found[most])._asdict()
     return {
         "versions": {name: ", ".join(texts) for name, texts in versions.items()},
         "snr": {level.name: as_played(own)[1] for level, own in of_levels(cells).items()},
@@ -652,7 +665,7 @@ def alone(args: Args) -> Iterator[None]:
         yield
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    with runs.lock(args.out):
+    with lock_folder(args.out):
         yield
 
 
@@ -668,17 +681,17 @@ def run_and_draw(args: Args, cells: list[Cell], words: list[str], command: str) 
     if args.draw_only and not any(cell.run() for cell in cells):
         raise ValueError(f"out={args.out}: holds none of these runs")
     failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
-    results.plot_panels(args.out / "curves.png", panels(cells))
+    plot_panels(args.out / "curves.png", panels(cells))
     if args.beside:
-        results.plot_panels(args.out / "beside.png", panels_beside(args))
+        plot_panels(args.out / "beside.png", panels_beside(args))
     command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
-    found = {"command": command, "words": recorded, "drawn_at_commit": runs.commit(), **gather(cells)}
-    runs.write_summary(args.out / "results.json", found)
-    runs.write_atomically(args.out / "table.md", results.tabulate(found))
+    found = {"command": command, "words": recorded, "drawn_at_commit": current_commit(), **gather(cells)}
+    write_summary(args.out / "results.json", found)
+    write_atomically(args.out / "table.md", format_table(found))
     return failed
 
 
-@runs.memory_errors()
+@memory_errors()
 def main(argv: Sequence[str]) -> None:
     """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
     try:
@@ -692,10 +705,10 @@ def main(argv: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {runs.explain(error)}") from None
+        raise SystemExit(f"error: {format_error(error)}") from None
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
-        raise SystemExit(runs.STOPPED) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
     if args.draw_only or any(cell.summary() for cell in cells):
         print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
     if failed:
@@ -705,5 +718,5 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     # a machine that shuts down, a terminal that closes, is a Ctrl-C too
-    with runs.on_stop(signal.default_int_handler), runs.quiet_pipe():
+    with on_stop_signal(signal.default_int_handler), ignore_broken_pipe():
         main(sys.argv[1:])

@@ -43,13 +43,39 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from noisy_envs import registration
+from noisy_envs.baselines import References, reference_returns
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.nn.attention import narrow_attention
 from noisy_envs.nn.cuda_graph import Recorded
-from noisy_envs.validation import build
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs.rendering.video import check_video_path, write_gif, write_video
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import gymnasium_envs, runs
+from noisy_envs.training import gymnasium_envs
+from noisy_envs.training.checkpoint import (
+    checkpoint_errors,
+    checkpoint_path,
+    from_tuples,
+    load_checkpoint,
+    only_runs,
+    read_summary,
+    save_checkpoint,
+    to_tuples,
+    write_summary,
+)
+from noisy_envs.training.files import lock_folder, new_folder
+from noisy_envs.training.metrics import ColumnMismatch, MetricsLogger, import_wandb, read_metrics, start_wandb
+from noisy_envs.training.plots import plot_curve, plot_scores
+from noisy_envs.training.process import (
+    EXIT_INTERRUPTED,
+    ignore_broken_pipe,
+    memory_errors,
+    on_stop_signal,
+    timestamp,
+    write_stderr,
+)
+from noisy_envs.training.settings import check_memory, derive_seed, parse_arguments, use_deterministic
+from noisy_envs.training.statistics import bootstrap_interval
+from noisy_envs.training.versions import library_versions
+from noisy_envs.validation import build
 
 
 @dataclass
@@ -860,7 +886,7 @@ def make_envs(
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
             **options,
         )
-    tokens, _ = envs.reset(seed=runs.environment_seed(args.seed, purpose) + first)
+    tokens, _ = envs.reset(seed=derive_seed(args.seed, purpose) + first)
     return envs, tokens.flatten(0, -3)
 
 
@@ -934,7 +960,7 @@ def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarr
         env = gymnasium_envs.OneForeign(game_of(args))
     else:
         env = ParallelTokenEnv(game, "rgb_array", team(args), **(parameters | unseen(args, trained)))
-    observations, _ = env.reset(seed=runs.environment_seed(args.seed, "evaluate"))
+    observations, _ = env.reset(seed=derive_seed(args.seed, "evaluate"))
     agent.spec = env.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
     frames: list[Any] = []
@@ -957,12 +983,12 @@ def parse(argv: Sequence[str]) -> Args:
     first.add_argument("--evaluate", nargs="+", default=[])  # none at all would train the demo
     chosen = first.parse_known_args(argv)[0]
     if chosen.evaluate:
-        paths = runs.only_runs([Path(path) for path in chosen.evaluate])
+        paths = only_runs([Path(path) for path in chosen.evaluate])
         args = dataclasses.replace(asked_of(argv, paths[0]), evaluate=tuple(paths))
     elif chosen.resume is not None:
         saved = load_args(Path(chosen.resume))
-        args = runs.parse_arguments(Args, argv, saved)
-        path = runs.checkpoint_path(Path(chosen.resume))
+        args = parse_arguments(Args, argv, saved)
+        path = checkpoint_path(Path(chosen.resume))
         if path.name != "checkpoint.pt":
             raise ValueError(f"resume={chosen.resume!r}: must be a run's folder, which goes on from its checkpoint.pt")
         args = dataclasses.replace(args, resume=path.parent)
@@ -979,7 +1005,7 @@ def parse(argv: Sequence[str]) -> Args:
         can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
         compiled = can_compile and (on_gpu or defaults.compile)
         defaults = dataclasses.replace(defaults, preset="fast" if fast else "paper", compile=compiled)
-        args = runs.parse_arguments(Args, argv, defaults)
+        args = parse_arguments(Args, argv, defaults)
     args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
     check(args)
     return args
@@ -992,7 +1018,7 @@ def asked_of(argv: Sequence[str], path: Path) -> Args:
         ValueError: the run has learned another game than is asked for.
     """
     own = load_args(path)
-    args = runs.parse_arguments(Args, argv, dataclasses.replace(own, num_noise=()))
+    args = parse_arguments(Args, argv, dataclasses.replace(own, num_noise=()))
     args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
     game, _ = registration.find(args.env_id)
     if args.env_id != own.env_id and (game != registration.find(own.env_id)[0] or game == registration.FOREIGN):
@@ -1002,8 +1028,8 @@ def asked_of(argv: Sequence[str], path: Path) -> Args:
 
 def load_args(folder: Path) -> Args:
     """Read the settings of a run from its checkpoint."""
-    path = runs.checkpoint_path(folder)
-    content: Any = runs.load_checkpoint(path)
+    path = checkpoint_path(folder)
+    content: Any = load_checkpoint(path)
     saved = content.get("args") if isinstance(content, dict) else None
     if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
         raise ValueError(f"{path} is no checkpoint of an agent: it holds no settings, or no weights")
@@ -1068,11 +1094,11 @@ def check_request(args: Args) -> None:
     if args.record is not None:
         if not args.evaluate:
             raise ValueError(f"record={str(args.record)!r}: only with --evaluate; a run draws its episode.gif itself")
-        runs.check_video_path(args.record)
+        check_video_path(args.record)
     if args.evaluate and args.resume is not None:
         raise ValueError(f"resume={str(args.resume)!r}: not with --evaluate, which trains nothing")
     if args.track:
-        runs.import_wandb()
+        import_wandb()
 
 
 def check_sizes(args: Args) -> None:
@@ -1096,7 +1122,7 @@ def check_sizes(args: Args) -> None:
         rows = rows if args.device.startswith("cuda") else min(rows, CPU_CHUNK)
         rollout = 2 * size * spec.num_tokens * spec.num_features  # before and after each step
         needs |= {"num_envs and num_steps": rollout // WORLD_SIZE, "minibatch_size": rows * spec.num_tokens * layers}
-    runs.check_memory(needs, args.device)
+    check_memory(needs, args.device)
     if args.hidden_dim % args.num_heads:
         raise ValueError(f"hidden_dim={args.hidden_dim}: must be a multiple of num_heads={args.num_heads}")
     if args.log_std_min > args.log_std_max:
@@ -1154,7 +1180,7 @@ class Trainer:
         local = dataclasses.replace(args, minibatch_size=args.minibatch_size // WORLD_SIZE)  # of this process
         self.agent = Agent(local, self.envs.token_spec, self.envs.single_action_space).to(args.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-        own_seed = runs.environment_seed(args.seed, f"process {RANK}")  # of the weights' numbers none returns
+        own_seed = derive_seed(args.seed, f"process {RANK}")  # of the weights' numbers none returns
         self.generator = torch.Generator(args.device).manual_seed(own_seed)
         zeros = torch.zeros(len(tokens), device=args.device)
         self.play = Play(self.envs.worlds, tokens, zeros, zeros.clone())
@@ -1165,21 +1191,21 @@ class Trainer:
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{registration.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{runs.stamp()}"
-                self.folder = runs.new_folder(args.run_dir, name)
-            self.lock = runs.lock(self.folder)  # held until the process ends, or `close`
+                name = f"{registration.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{timestamp()}"
+                self.folder = new_folder(args.run_dir, name)
+            self.lock = lock_folder(self.folder)  # held until the process ends, or `close`
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
         self.tracker: Any = None
         try:
             if args.resume is not None:
-                path = runs.checkpoint_path(args.resume)
-                with runs.taking_up(path):
+                path = checkpoint_path(args.resume)
+                with checkpoint_errors(path):
                     self.load(path)
                 if RANK == 0 and (self.folder / "metrics.csv").exists():
-                    runs.read_metrics(self.folder / "metrics.csv")  # damaged, it is told before a step is played
+                    read_metrics(self.folder / "metrics.csv")  # damaged, it is told before a step is played
             if args.track and RANK == 0:
                 name, resumed = self.folder.name, args.resume is not None
-                self.tracker = runs.start_tracking(args.wandb_project, name, vars(args), self.folder, resumed)
+                self.tracker = start_wandb(args.wandb_project, name, vars(args), self.folder, resumed)
         except BaseException:
             self.close()
             raise
@@ -1234,14 +1260,14 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint, of all processes together."""
-        own = {"generator": self.generator.get_state(), "play": runs.to_tuples(self.play)}
+        own = {"generator": self.generator.get_state(), "play": to_tuples(self.play)}
         parts: list[Any] = [own] * WORLD_SIZE
         if WORLD_SIZE > 1:
             dist.all_gather_object(parts, own)
         content = {
             "args": {name: str(x) if name == "run_dir" else x for name, x in vars(self.args).items()}
             | {"resume": None},
-            "versions": runs.versions(),
+            "versions": library_versions(),
             "agent": self.agent.state_dict(),
             "head": type(self.agent.pool).__name__,
             "optimizer": self.optimizer.state_dict(),
@@ -1249,11 +1275,11 @@ class Trainer:
             "progress": [self.step, self.updates, self.seconds, self.kl_coef],
         }
         if RANK == 0:
-            runs.save_checkpoint(self.folder / "checkpoint.pt", content)
+            save_checkpoint(self.folder / "checkpoint.pt", content)
 
     def load(self, path: Path) -> None:
         """Take up what `save` wrote."""
-        content = runs.load_checkpoint(path)
+        content = load_checkpoint(path)
         if len(content["processes"]) != WORLD_SIZE:
             raise ValueError(f"{path} is of {len(content['processes'])} processes: must be resumed with as many")
         own = content["processes"][RANK]
@@ -1262,10 +1288,10 @@ class Trainer:
         self.generator.set_state(own["generator"])
         self.step, self.updates, self.seconds, self.kl_coef = content["progress"]
         if is_foreign(self.args):  # such worlds cannot be saved: they begin new episodes
-            seed = runs.environment_seed(self.args.seed, f"train from step {self.step}, process {RANK}")
+            seed = derive_seed(self.args.seed, f"train from step {self.step}, process {RANK}")
             self.play = self.play._replace(tokens=self.envs.reset(seed=seed)[0])
         else:
-            self.play = runs.from_tuples(self.play, own["play"])
+            self.play = from_tuples(self.play, own["play"])
 
     def iterate(self) -> dict[str, float]:
         """Play and learn once; returns what to log.
@@ -1312,7 +1338,7 @@ class Trainer:
         """Play and learn until the end, saving on the way. Returns the log.
 
         Raises:
-            KeyboardInterrupt: after one of `runs.stop_signals`, once the update in hand is done and saved; a second
+            KeyboardInterrupt: after one of `stop_signals`, once the update in hand is done and saved; a second
                 one stops at once.
         """
         args, size = self.args, self.size
@@ -1321,20 +1347,20 @@ class Trainer:
         def stop(*_: Any) -> None:
             stopping.fill_(1)
             if RANK == 0:
-                runs.tell_at_once("stopping after this update, which is saved; once more: at once")
+                write_stderr("stopping after this update, which is saved; once more: at once")
 
         bar = tqdm(
             total=args.total_timesteps, initial=self.step, unit=" steps", unit_scale=True, desc="training",
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
         )  # fmt: skip
         try:
-            with runs.on_stop(stop, once=True):
+            with on_stop_signal(stop, once=True):
                 while self.step + size <= args.total_timesteps and not average(stopping):
                     values = self.iterate()
                     if RANK == 0:
                         if log is None:
-                            log = runs.Metrics(self.folder, tuple(values), self.step - size or None, self.tracker)
-                            log.note("settings", vars(args) | runs.versions())
+                            log = MetricsLogger(self.folder, tuple(values), self.step - size or None, self.tracker)
+                            log.note("settings", vars(args) | library_versions())
                         log.add(self.step, values)  # before the checkpoint: resuming drops rows too many, none may lack
                     told = {"return": values["charts/episodic_return"], "score": values["charts/normalized_score"]}
                     bar.set_postfix({name: f"{x:.3f}" for name, x in told.items() if math.isfinite(x)}, refresh=False)
@@ -1350,7 +1376,7 @@ class Trainer:
             raise KeyboardInterrupt
         if RANK > 0:
             return []
-        return log.rows if log is not None else runs.read_metrics(self.folder / "metrics.csv")
+        return log.rows if log is not None else read_metrics(self.folder / "metrics.csv")
 
     def finish(self, rows: list[dict[str, float]]) -> dict[str, Any]:
         """Evaluate, draw and sum up."""
@@ -1359,7 +1385,7 @@ class Trainer:
         agent.load_state_dict(self.agent.state_dict())
         random, oracle = self.references
         title = f"{args.env_id}, {Path(__file__).stem}"
-        runs.plot_curve(self.folder / "curve.png", rows, random, oracle, title, ceiling(args))
+        plot_curve(self.folder / "curve.png", rows, random, oracle, title, ceiling(args))
         summary = {
             "env_id": args.env_id,
             "options": env_options(args),
@@ -1373,14 +1399,14 @@ class Trainer:
             "train_seconds": self.seconds,
             "first_update_seconds": self.first_seconds,
             "finish_seconds": time.perf_counter() - start,
-            "versions": runs.versions(),
+            "versions": library_versions(),
             "settings": vars(args),
         }
-        runs.write_summary(self.folder / "summary.json", summary)
+        write_summary(self.folder / "summary.json", summary)
         if self.tracker is not None:
             self.tracker.summarize({name: summary[name] for name in ("score", "return", "score_95", "return_95")})
         if draws(args):  # last: an error in drawing must not cost the result
-            runs.write_gif(self.folder / "episode.gif", film(agent, args), fps=10)
+            write_gif(self.folder / "episode.gif", film(agent, args), fps=10)
         return summary
 
     def close(self) -> None:
@@ -1398,7 +1424,7 @@ def ceiling(args: Args) -> str:
 
 def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
     """Sum up returns (E,): their mean and normalised score, with 95 % bootstrapped confidence intervals."""
-    low, high = runs.bootstrap_interval(returns, seed)
+    low, high = bootstrap_interval(returns, seed)
     return {
         "score": reference.score(float(returns.mean())),
         "score_95": [reference.score(low), reference.score(high)],
@@ -1439,16 +1465,16 @@ def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
     for path in dict.fromkeys(args.evaluate):
         own = load_args(path)
         asked = dataclasses.replace(asked_of(argv, path), **common)
-        content = runs.load_checkpoint(runs.checkpoint_path(path))
+        content = load_checkpoint(checkpoint_path(path))
         noises: list[tuple[int, ...]] = [(number,) for number in args.num_noise]
         for noise in noises or [own.num_noise]:
             here = dataclasses.replace(asked, num_noise=noise)
             check(here)
             here = as_trained(here, own)
             agent = plain_agent(here, make_envs(here, 1, "evaluate")[0])
-            load_weights(agent, runs.checkpoint_path(path), content)
+            load_weights(agent, checkpoint_path(path), content)
             players.append((path, own, here, agent))
-    folder = runs.new_folder(args.run_dir, f"evaluation__{runs.stamp()}")
+    folder = new_folder(args.run_dir, f"evaluation__{timestamp()}")
     rows = []
     for path, own, here, agent in players:
         found = score(evaluate(agent, here, here.eval_episodes, own), references(here), here.seed) | overlap(here, own)
@@ -1456,14 +1482,14 @@ def evaluate_all(args: Args, argv: Sequence[str]) -> list[dict[str, Any]]:
         told |= {"trained": noise_of(own), "evaluated": noise_of(here)}
         rows.append({**told, "options": env_options(here), "eval_actions": here.eval_actions, **found})
         print(f"{name_of(path, here)}: {in_words(found, here)} over {episodes_in_words(found, here)}")
-    head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": runs.versions()}
-    runs.write_summary(folder / "evaluation.json", {**head, "results": rows})
+    head = {"command": ["python", *sys.argv], "eval_episodes": args.eval_episodes, "versions": library_versions()}
+    write_summary(folder / "evaluation.json", {**head, "results": rows})
     if args.num_noise:
-        runs.plot_scores(folder / "matrix.png", rows, ceiling(players[0][2]))
+        plot_scores(folder / "matrix.png", rows, ceiling(players[0][2]))
     print(f"see {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
     if args.record is not None:  # last: an error in drawing must not cost the result
         path, own, here, agent = players[0]
-        runs.write_video(args.record, film(agent, here, own), fps=10)
+        write_video(args.record, film(agent, here, own), fps=10)
         print(f"see an episode of {name_of(path, here)}, in {args.record}")
     return rows
 
@@ -1487,9 +1513,9 @@ def finished(args: Args) -> dict[str, Any] | None:
     """
     if args.resume is None or not (args.resume / "summary.json").exists():
         return None
-    path = runs.checkpoint_path(args.resume)
-    content = runs.load_checkpoint(path)
-    with runs.taking_up(path):
+    path = checkpoint_path(args.resume)
+    content = load_checkpoint(path)
+    with checkpoint_errors(path):
         load_weights(plain_agent(args, make_envs(args, 1, "evaluate")[0]), path, content)
         step, *_ = content["progress"]
         left = args.total_timesteps - step
@@ -1497,7 +1523,7 @@ def finished(args: Args) -> dict[str, Any] | None:
         return None
     if draws(args) and not (args.resume / "episode.gif").exists():
         return None
-    summary = runs.read_summary(args.resume / "summary.json")
+    summary = read_summary(args.resume / "summary.json")
     evaluated = {name: getattr(args, name) for name in ("eval_episodes", "eval_actions")}
     settings = summary.get("settings")
     same = isinstance(settings, dict) and settings.items() >= evaluated.items()
@@ -1533,10 +1559,10 @@ def train(args: Args) -> dict[str, Any]:
         if RANK == 0:  # no other process knows the folder
             hint = f"stopped; {go_on}" if saved() else "stopped before the first update was done: nothing is saved"
             print(hint, file=sys.stderr)
-        raise SystemExit(runs.STOPPED) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
     except OSError as error:
         raise SystemExit(f"error: {error}" + (f"; once that is mended, {go_on}" if saved() else "")) from None
-    except (FloatingPointError, runs.OtherColumns, gymnasium_envs.Unfit) as error:
+    except (FloatingPointError, ColumnMismatch, gymnasium_envs.Unfit) as error:
         raise SystemExit(f"error: {error}") from None
     finally:
         trainer.close()
@@ -1550,13 +1576,13 @@ def train(args: Args) -> dict[str, Any]:
     return summary
 
 
-@runs.memory_errors()
+@memory_errors()
 def main(argv: Sequence[str]) -> Any:
     """Train, go on, or evaluate, as the settings say."""
     try:
         args = parse(argv)
         torch.set_num_threads(args.threads)
-        runs.use_deterministic(args.deterministic)
+        use_deterministic(args.deterministic)
         if args.evaluate:
             return evaluate_all(args, argv)
     except BrokenPipeError:
@@ -1576,5 +1602,5 @@ def main(argv: Sequence[str]) -> Any:
 
 
 if __name__ == "__main__":
-    with runs.quiet_pipe():
+    with ignore_broken_pipe():
         main(sys.argv[1:])

@@ -25,9 +25,9 @@ from noisy_envs.games.particles import State
 from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.interfaces.common import casting
 from noisy_envs.interfaces.functional import Rules, play
-from noisy_envs.validation import highest
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registration import CORES
+from noisy_envs.validation import highest
 
 LEARNER = slice(0, 1)
 

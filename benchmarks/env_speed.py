@@ -34,7 +34,7 @@ import players
 from players import EPISODE, Play, Work
 
 from noisy_envs.training.files import write_atomically
-from noisy_envs.training.runs import commit
+from noisy_envs.training.versions import current_commit
 
 TAG, CENTROID, BOX = "noisy_envs/SimpleTag", "noisy_envs/SimpleCentroid", "noisy_envs/BoxWorld"
 LARGE = {"size": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 2}
@@ -278,7 +278,7 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
     """Draw steps a second over worlds, the time of a step over obstacles, and single worlds."""
     from matplotlib.figure import Figure
 
-    from noisy_envs.training.pictures import write_png
+    from noisy_envs.training.plots import write_png
 
     figure = Figure(figsize=(14, 5.6), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=10)
@@ -421,7 +421,7 @@ def main(argv: Sequence[str]) -> None:
     missing = {name for name, version in versions.items() if version == "missing"}
     bandwidth, (kept, fixed) = copy_bandwidth(args.device), players.bytes_of(WORKS[MAIN])
     step_bytes = 2 * kept - fixed + TOKENS
-    title = f"{machine(args.device)}, Python {platform.python_version()}, commit {commit()}: " + ", ".join(
+    title = f"{machine(args.device)}, Python {platform.python_version()}, commit {current_commit()}: " + ", ".join(
         f"{name} {version}" for name, version in versions.items() if name not in missing
     )
     print(title)

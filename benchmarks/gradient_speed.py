@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from noisy_envs.training import runs
+from noisy_envs.training.process import format_error
+from noisy_envs.training.versions import library_versions
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     ppo = load(args.agent)
-    print(f"{args.agent.name}, {runs.versions()}")
+    print(f"{args.agent.name}, {library_versions()}")
     print("| environment | how | a gradient, ns a sample | a rollout, ns a step | both first calls, s |")
     print("|---|---|---|---|---|")
     ways = [("eager", False, False), ("compiled", True, False)]
@@ -95,7 +96,7 @@ def main() -> None:
             try:
                 gradient, rollout, first = measure(ppo, env_id, args.device, compile, graphs)
             except (ValueError, OSError) as error:
-                raise SystemExit(f"error: {runs.explain(error)}") from None
+                raise SystemExit(f"error: {format_error(error)}") from None
             print(f"| {env_id.split('/')[-1]} | {name} | {gradient:,.0f} | {rollout:,.0f} | {first:.0f} |", flush=True)
 
 

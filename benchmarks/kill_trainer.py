@@ -33,7 +33,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import load_checkpoint, write_summary
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.versions import current_commit, library_versions
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0  # seconds, after which a trainer that does nothing is an error
@@ -46,7 +48,7 @@ SHORT = {  # words for seconds of training
 }
 STATE = {"agents": ("agent", "optimizer", "processes"), "supervised": ("network", "best", "optimizer")}
 IMPORTED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "tyro"]
-IMPORTED += ["noisy_envs.training.gymnasium_envs", "noisy_envs.training.runs"]
+IMPORTED += ["noisy_envs.training.gymnasium_envs", "noisy_envs.training.checkpoint"]
 
 
 class Trainer(NamedTuple):
@@ -231,7 +233,7 @@ def broken(trainer: Trainer, root: Path, most: int, run: int, dice: random.Rando
             finish(process, root)
             break
         if (saved := checkpoint(root)) is not None:
-            runs.load_checkpoint(saved)
+            load_checkpoint(saved)
         phase = phase_of(root, unfinished(root) - left, before, length)
         kills.append(Kill(run, aim, phase, len(rows_of(root))))
     else:
@@ -241,7 +243,7 @@ def broken(trainer: Trainer, root: Path, most: int, run: int, dice: random.Rando
 
 def compare(trainer: Trainer, model: Path, root: Path) -> dict[str, Any]:
     """Tell in what a run is equal to the unbroken one, and what it left that is not whole."""
-    ours, theirs = (runs.load_checkpoint(path) for path in (checkpoint(root), checkpoint(model)) if path is not None)
+    ours, theirs = (load_checkpoint(path) for path in (checkpoint(root), checkpoint(model)) if path is not None)
     return {
         "rows": len(rows_of(root)),
         "rows_equal": rows_of(root) == rows_of(model),
@@ -276,7 +278,7 @@ def main(argv: Sequence[str]) -> None:
     script = args.trainer.resolve()
     if args.kills < 1 or not script.is_file() or script.parent.name not in SHORT:
         parser.error(f"kills={args.kills}, trainer={args.trainer}: must be from 1, and a file in agents or supervised")
-    os.environ.setdefault("NOISY_ENVS_COMMIT", runs.commit())  # asked for once instead of at each checkpoint
+    os.environ.setdefault("NOISY_ENVS_COMMIT", current_commit())  # asked for once instead of at each checkpoint
     trainer = Trainer(script, (*SHORT[script.parent.name].split(), *own))
     dice, begun = random.Random(args.seed), time.monotonic()
     kills: list[Kill] = []
@@ -292,7 +294,7 @@ def main(argv: Sequence[str]) -> None:
             print(f"run {len(ends)}, {len(kills)} kills, {time.monotonic() - begun:.0f} s: {ends[-1]}", flush=True)
     found = {
         "command": ["python", "benchmarks/kill_trainer.py", *argv],
-        "versions": runs.versions(),
+        "versions": library_versions(),
         "seed": args.seed,
         "words": trainer.words,
         "seconds": time.monotonic() - begun,
@@ -302,8 +304,8 @@ def main(argv: Sequence[str]) -> None:
     print(tabulate(found))
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_summary(args.out, found)
-        runs.write_atomically(args.out.with_suffix(".md"), tabulate(found))
+        write_summary(args.out, found)
+        write_atomically(args.out.with_suffix(".md"), tabulate(found))
     if not all(value for end in ends for name, value in end.items() if name.endswith("_equal")):
         raise SystemExit("a run differs from the unbroken one")
 

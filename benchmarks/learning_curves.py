@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from noisy_envs.baselines import reference_returns
-from noisy_envs.training import runs
+from noisy_envs.training.metrics import read_metrics
 
 AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
 ENV_ID = "noisy_envs/SimpleTag-1v3v0-v0"
@@ -77,7 +77,7 @@ def main() -> None:
     references = reference_returns(ENV_ID)
     curves: dict[str, list[list[dict[str, float]]]] = {name: [] for name in SETTINGS}
     for (name, _, seed), folder in zip(tasks, folders, strict=True):
-        rows = runs.read_metrics(folder / "metrics.csv")
+        rows = read_metrics(folder / "metrics.csv")
         curves[name].append(rows)
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         late = np.mean([row["charts/episodic_return"] for row in rows[-6:]])

@@ -34,9 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.training import runs
-from noisy_envs.training.pictures import write_png
-from noisy_envs.training.results import COLOURS, MARKERS
+from noisy_envs.training.plots import COLOURS, MARKERS, write_png
+from noisy_envs.training.versions import library_versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,7 +203,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     matrix = torch.randn(1024, 1024, device=args.device)
     rate = 1024**3 / medians([lambda: matrix @ matrix], args.repeats, args.device)[0]
-    about = runs.versions()
+    about = library_versions()
     print(f"{about}\nbatch {args.batch}, {args.device}, {rate / 1e9:,.0f}e9 products/s; times in µs a batch\n")
     print("| head | n | d | products, millions | least | forward | and backward | on encoder: forward | and backward |")
     print("|---|---|---|---|---|---|---|---|---|")

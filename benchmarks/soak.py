@@ -40,8 +40,10 @@ from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games.box_world import DISTRACTOR_REWARD, GEM_REWARD
 from noisy_envs.games.simple_tag import CATCH
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import read_summary
 from noisy_envs.training.files import write_atomically
+from noisy_envs.training.process import EXIT_INTERRUPTED, on_stop_signal, write_stderr
+from noisy_envs.training.versions import current_commit
 
 GAMES = ("noisy_envs/SimpleCentroid-1v3v28-v0", "noisy_envs/SimpleTag-1v3v28-v0", "noisy_envs/BoxWorldEntities-v0")
 CALLS = 256  # between two readings
@@ -289,7 +291,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Play game after game, and print and keep their rows; return the exit status."""
     args, stopping = parse(argv), list[int]()
-    args.commit = runs.commit()  # now: the checkout may move on while this plays
+    args.commit = current_commit()  # now: the checkout may move on while this plays
     if args.backend == "torch":
         import torch
 
@@ -297,10 +299,10 @@ def main(argv: Sequence[str]) -> int:
 
     def stop(number: int, _: Any) -> None:
         stopping.append(number)
-        runs.tell_at_once("stopping after these calls; once more: at once")
+        write_stderr("stopping after these calls; once more: at once")
 
     rows = []
-    with runs.on_stop(stop, once=True):
+    with on_stop_signal(stop, once=True):
         for env_id in args.env_id:
             if stopping:
                 break
@@ -312,13 +314,13 @@ def main(argv: Sequence[str]) -> int:
                     keep(file, row)
             rows.append(row)
     print(table(rows))
-    return runs.STOPPED if stopping else int(any(row["faults"] for row in rows))
+    return EXIT_INTERRUPTED if stopping else int(any(row["faults"] for row in rows))
 
 
 def row_in(file: Path) -> dict[str, Any] | None:
     """Return the row in a file, or None where there is none: the folder may hold what others wrote."""
     try:
-        found = runs.read_summary(file)
+        found = read_summary(file)
     except (FileNotFoundError, ValueError):
         return None
     return found if found.keys() >= {"before", "after", "faults"} else None

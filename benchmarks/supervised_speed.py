@@ -29,7 +29,7 @@ import knn_centroid
 import training
 from set_task import PAPER, SetTask
 
-from noisy_envs.training import runs
+from noisy_envs.training.versions import current_commit
 
 EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
     if steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1")
     torch.set_num_threads(args.threads)
-    print(f"{_machine(args.device)}, torch {torch.__version__}, commit {runs.commit()}")
+    print(f"{_machine(args.device)}, torch {torch.__version__}, commit {current_commit()}")
     column, pool, device = knn_centroid.name(args.ks[0]), args.pools[0], args.device
     made: list[SetTask] = []
     spent = seconds(lambda: made.append(knn_centroid.make_task(args, column)), device)

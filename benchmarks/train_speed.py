@@ -39,7 +39,8 @@ from mpe2 import simple_tag_v3
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.training import runs
+from noisy_envs.training.metrics import read_metrics
+from noisy_envs.training.versions import library_versions
 
 ROOT = Path(__file__).parents[1]
 ENV_ID = "noisy_envs/SimpleTag-1v3v28-v0"
@@ -286,7 +287,7 @@ def run_ours(args: argparse.Namespace, words: str) -> tuple[list[float], int]:
         if done.returncode:
             raise SystemExit(f"error: {shlex.join(command)}\n{done.stdout}{done.stderr}")
         (made,) = Path(folder).iterdir()
-        rows = runs.read_metrics(made / "metrics.csv")[args.warmup :]
+        rows = read_metrics(made / "metrics.csv")[args.warmup :]
         parameters = json.loads((made / "summary.json").read_text(encoding="utf-8"))["parameters"]
     if len(rows) != args.iterations or not all(math.isfinite(row["losses/value_loss"]) for row in rows):
         raise SystemExit(f"error: {args.agent.name} logged {len(rows)} iterations, or losses that are not finite")
@@ -340,7 +341,7 @@ def machine(threads: int) -> str:
         if info.exists()
         else []
     )
-    names = runs.versions()
+    names = library_versions()
     return (
         f"{models[0].split(': ')[1] if models else 'unknown processor'}, {names['machine'].split(',')[1].strip()}, "
         f"{threads} torch thread{'s' if threads > 1 else ''}; Python {names['python']}, torch {names['torch']}; "

@@ -14,9 +14,9 @@ import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games.single_agent import AGENT, SingleAgentGame
-from noisy_envs.validation import check_count
 from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Kind, Scene
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import check_count
 
 LOOKS = (
     Kind("agent", 0.05, GREEN),

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.training.pictures import write_gif
+from noisy_envs.rendering.video import write_gif
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("env_id", nargs="?", default="noisy_envs/SimpleCentroid-v0")

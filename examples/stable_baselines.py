@@ -13,8 +13,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.nn.pooling import AdaPool
 from noisy_envs.baselines import reference_returns
+from noisy_envs.nn.pooling import AdaPool
 from noisy_envs.tokens import TokenSpec
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from noisy_envs.baselines import reference_returns
 from noisy_envs.interfaces.common import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.validation import did_you_mean
-from noisy_envs.baselines import reference_returns
 from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.rendering.video import check_video_path, write_video
 from noisy_envs.rendering.viewer import Player, Reference, Viewer, film, policies, show_of
 from noisy_envs.rendering.window import has_display
-from noisy_envs.training.pictures import check_video_path, write_video
-from noisy_envs.training.runs import STOPPED, memory_errors, quiet_pipe
+from noisy_envs.training.process import EXIT_INTERRUPTED, ignore_broken_pipe, memory_errors
+from noisy_envs.validation import did_you_mean
 
 HEADS = ("id", "tokens", "actions", "noise", "random", "oracle")
 LEGEND = """
@@ -163,9 +163,9 @@ def main(argv: Sequence[str]) -> None:
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 if __name__ == "__main__":
-    with quiet_pipe():
+    with ignore_broken_pipe():
         main(sys.argv[1:])

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.validation import build, check_choice, check_count
 from noisy_envs.registration import CORES, ENVIRONMENTS
+from noisy_envs.validation import build, check_choice, check_count
 
 
 class References(NamedTuple):

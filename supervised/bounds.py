@@ -28,9 +28,10 @@ from synthetic import nearest
 from torch import Tensor
 
 from noisy_envs.nn import theory
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import checkpoint_errors, load_checkpoint
 from noisy_envs.training.files import write_atomically
-from noisy_envs.training.pictures import write_png
+from noisy_envs.training.plots import write_png
+from noisy_envs.training.versions import current_commit
 
 ROUNDING = 1e-12  # of float64
 DEFAULT = Path("runs/knn_centroid")
@@ -61,9 +62,9 @@ def load(folder: Path, data_dir: Path) -> tuple[Network, knn_centroid.Args, int]
         FileNotFoundError, ValueError: there is no checkpoint, or it is damaged.
     """
     path = folder / "checkpoint.pt"
-    content = runs.load_checkpoint(path)
+    content = load_checkpoint(path)
     known = {field.name for field in dataclasses.fields(knn_centroid.Args)}
-    with runs.taking_up(path):
+    with checkpoint_errors(path):
         settings = {name: value for name, value in content["settings"].items() if name in known and value is not None}
         args = knn_centroid.Args(**{**settings, "data_dir": data_dir, "device": "cpu"})
         network = set_network(training.shape(args), args.num_features, "adapool", seed=0)
@@ -177,7 +178,7 @@ def main(argv: Sequence[str]) -> None:
     levels = {k: average(found[k]) for k in sorted(found)}
     text = table(levels)
     command = shlex.join(["python", "supervised/bounds.py", *argv])
-    write_atomically(args.runs / "bounds.md", f"`{command}`, commit {runs.commit()}\n\n{text}\n")
+    write_atomically(args.runs / "bounds.md", f"`{command}`, commit {current_commit()}\n\n{text}\n")
     draw(levels, args.runs / "bounds.png")
     print(f"{text}\nsee bounds.md and bounds.png in {args.runs}")
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisy_envs.nn.attention import HAS_KERNELS, OPTIONS, narrow_attention
-from noisy_envs.nn.small_layers import LayerNorm, Linear
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
+from noisy_envs.nn.small_layers import LayerNorm, Linear
 from noisy_envs.validation import check_number
 
 NARROW = 2  # widest heads for which compiled loops are faster than the library's attention

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from training import Args, Cell
 
-from noisy_envs.training import results, runs
+from noisy_envs.training.checkpoint import write_summary
 from noisy_envs.training.files import write_atomically
-from noisy_envs.training.pictures import write_png
+from noisy_envs.training.plots import COLOURS, HEAD_NAMES, MARKERS, write_png
 
-NAMES = results.NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
-COLOURS = results.COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
-MARKERS = results.MARKERS | dict(zip(list(NAMES)[-3:], "oPv", strict=True))
+NAMES = HEAD_NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
+COLOURS = COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
+MARKERS = MARKERS | dict(zip(list(NAMES)[-3:], "oPv", strict=True))
 Paper = Mapping[str, Mapping[str, float]]  # row -> column -> number
 
 
@@ -88,7 +88,7 @@ def write(args: Args, script: str, title: str, text: str, found: Mapping[Cell, M
     ]
     write_atomically(args.out / "table.md", "\n\n".join(notes) + "\n")
     cells = [{**cell._asdict(), **summary} for cell, summary in found.items()]
-    runs.write_summary(args.out / "results.json", {"command": command, "versions": told, "cells": cells})
+    write_summary(args.out / "results.json", {"command": command, "versions": told, "cells": cells})
 
 
 def plot_lines(

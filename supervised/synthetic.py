@@ -22,9 +22,9 @@ from chance import Chance, below
 from torch import Tensor
 from torch.nn import functional
 
-from noisy_envs.validation import check_count
 from noisy_envs.randomness import STREAM
 from noisy_envs.training.files import replacing
+from noisy_envs.validation import check_count
 
 BLOCK, GPU_BLOCK = 512, 4096  # sets that are drawn at a time; of a few the caches hold what is computed on the way
 VERSION = 2  # of the values; part of the file's name

@@ -35,9 +35,25 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.training.checkpoint import (
+    checkpoint_errors,
+    load_checkpoint,
+    read_summary,
+    save_checkpoint,
+    write_summary,
+)
+from noisy_envs.training.files import lock_folder, write_atomically
+from noisy_envs.training.process import (
+    EXIT_INTERRUPTED,
+    format_error,
+    ignore_broken_pipe,
+    memory_errors,
+    on_stop_signal,
+    stop_signals,
+)
+from noisy_envs.training.settings import derive_seed, parse_arguments, use_deterministic
+from noisy_envs.training.versions import library_versions
 from noisy_envs.validation import plain
-from noisy_envs.training import runs
-from noisy_envs.training.files import lock, write_atomically
 
 FOLDS = 5
 EVALUATED = 2000  # samples at a time without gradients
@@ -170,19 +186,19 @@ def parse(kind: type[Parsed], argv: Sequence[str], presets: dict[str, dict[str, 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default="fast")
     preset = first.parse_known_args(argv)[0].preset
-    return runs.parse_arguments(kind, argv, kind(**{"preset": preset, **presets[preset]}), text)
+    return parse_arguments(kind, argv, kind(**{"preset": preset, **presets[preset]}), text)
 
 
 def guard(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     """Run a program, and end it with one line where its user is to act."""
     try:
-        with runs.memory_errors(), runs.on_stop(signal.default_int_handler), runs.quiet_pipe():
+        with memory_errors(), on_stop_signal(signal.default_int_handler), ignore_broken_pipe():
             main(argv)
     except KeyboardInterrupt:
         print("stopped; go on with the same command", file=sys.stderr)
-        raise SystemExit(runs.STOPPED) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        raise SystemExit(f"error: {runs.explain(error)}") from None
+        raise SystemExit(f"error: {format_error(error)}") from None
 
 
 def check(args: Args, known_pools: Sequence[str]) -> None:
@@ -248,7 +264,7 @@ class Run:
     def save(self, path: Path, settings: dict[str, Any]) -> None:
         """Write all of it."""
         content = {"settings": settings, "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-        runs.save_checkpoint(path, {**content, "rows": self.rows, "best": self.best})
+        save_checkpoint(path, {**content, "rows": self.rows, "best": self.best})
 
     def load(self, path: Path, settings: dict[str, Any]) -> None:
         """Take up a checkpoint.
@@ -256,8 +272,8 @@ class Run:
         Raises:
             ValueError: it is of other settings, naming them, or no checkpoint.
         """
-        content = runs.load_checkpoint(path)
-        with runs.taking_up(path):
+        content = load_checkpoint(path)
+        with checkpoint_errors(path):
             check_settings(path, content["settings"], settings)
             self.network.load_state_dict(content["network"])
             self.optimizer.load_state_dict(content["optimizer"])
@@ -311,10 +327,10 @@ class Trainer:
         """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""
         args, number = self.args, len(self.run.rows)
         order_seed, dropout_seed = (
-            runs.environment_seed(self.seed, f"{purpose} of epoch {number}") for purpose in ("order", "dropout")
+            derive_seed(self.seed, f"{purpose} of epoch {number}") for purpose in ("order", "dropout")
         )  # apart: streams of one seed would hold the same numbers
         order = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(order_seed))].to(args.device)
-        chance = Chance(runs.environment_seed(self.seed, "batch"), number)
+        chance = Chance(derive_seed(self.seed, "batch"), number)
         steps = math.ceil(len(order) / args.batch_size)
         self.run.network.train()
         total = torch.zeros((), device=args.device)
@@ -373,8 +389,8 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
     checkpoint = folder / "checkpoint.pt"
     # a device draws dropout of its own: the rest of a run comes from that of its beginning
     learned_from = settings | {"device": torch.device(args.device).type}
-    with lock(folder):
-        seed = runs.environment_seed(cell.seed, f"fold {cell.fold}")
+    with lock_folder(folder):
+        seed = derive_seed(cell.seed, f"fold {cell.fold}")
         network = task.network(cell.pool, seed).to(args.device)
         decayed = torch.optim.AdamW(
             network.parameters(), args.learning_rate, weight_decay=args.weight_decay, fused=True
@@ -401,13 +417,13 @@ def train(task: Task, cell: Cell, args: Args, progress: bool = False) -> dict[st
         best = min(run.rows, key=lambda row: row["validation_error"])
         found = {
             "settings": settings,
-            "versions": runs.versions(),
+            "versions": library_versions(),
             "best_epoch": best["epoch"],
             "validation_error": best["validation_error"],
             "test_error": mean_error(task, network, parts.test, args.device),
             "seconds": sum(row["seconds"] for row in run.rows),
         }
-        runs.write_summary(folder / "summary.json", found)
+        write_summary(folder / "summary.json", found)
     return found
 
 
@@ -434,7 +450,7 @@ def write_rows(path: Path, rows: list[dict[str, float]]) -> None:
     write_atomically(path, "\n".join(lines) + "\n")
 
 
-def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
+def finished_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None.
 
     Raises:
@@ -443,7 +459,7 @@ def read_summary(cell: Cell, args: Args) -> dict[str, Any] | None:
     path = cell.folder(args.out) / "summary.json"
     if not path.exists():
         return None
-    found = runs.read_summary(path)
+    found = read_summary(path)
     if not isinstance(found.get("settings"), dict):
         raise ValueError(f"{path} is damaged (it holds no settings): delete it, and it is written again")
     check_settings(path, found["settings"], settings_of(args, cell))
@@ -454,7 +470,7 @@ def run_cell(args: Args, cell: Cell, make_task: Callable[[Any, str], Task]) -> d
     """Run a cell in a process of its own, or in this one with a progress bar."""
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
-    runs.use_deterministic(args.deterministic)
+    use_deterministic(args.deterministic)
     return train(make_task(args, cell.column), cell, args, progress=args.jobs == 1)
 
 
@@ -467,7 +483,7 @@ def run_all(args: Args, columns: Sequence[str], make_task: Callable[[Any, str], 
         KeyboardInterrupt: after Ctrl-C.
     """
     args.out.mkdir(parents=True, exist_ok=True)
-    with lock(args.out):  # two that share it would each take a run that the other is to come to
+    with lock_folder(args.out):  # two that share it would each take a run that the other is to come to
         return run_missing(args, columns, make_task)
 
 
@@ -479,7 +495,7 @@ def run_missing(
         Cell(column, pool, seed, fold)
         for seed in args.seeds for fold in args.folds for column in columns for pool in args.pools
     ))  # fmt: skip
-    found = {cell: read_summary(cell, args) for cell in cells}
+    found = {cell: finished_summary(cell, args) for cell in cells}
     missing = [cell for cell, summary in found.items() if summary is None]
     print(f"{len(cells)} runs, {len(cells) - len(missing)} of them done before", flush=True)
     for cell, summary in outcomes(args, missing, make_task):
@@ -534,7 +550,7 @@ def attempts(
         return
     context = multiprocessing.get_context("spawn")
     stops: list[int] = []  # noted, instead of raised amid what others do with a lock
-    with runs.on_stop(lambda number, frame: stops.append(number)):
+    with on_stop_signal(lambda number, frame: stops.append(number)):
         # all processes inherit it, also that by which multiprocessing tracks its locks, before they can ignore stops
         with interrupts_later():
             pool = ProcessPoolExecutor(args.jobs, context, end_with_parent)
@@ -576,7 +592,7 @@ def end_with_parent() -> None:
 
 def stops_of_a_group() -> list[signal.Signals]:
     """Return what reaches all processes of a terminal or a job, so that one of them must act: all but SIGTERM."""
-    return [number for number in runs.stop_signals() if number != signal.SIGTERM]
+    return [number for number in stop_signals() if number != signal.SIGTERM]
 
 
 @contextmanager

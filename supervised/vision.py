@@ -29,10 +29,10 @@ from network import HEADS, Network, Shape, ada
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.training import runs
+from noisy_envs.training.settings import derive_seed
 
 PATCH = {"cifar10": 4, "cifar100": 4, "fashion-mnist": 4, "digits": 2}
-SHOWN = Chance(runs.environment_seed(0, "clutter"))  # of pictures out of training
+SHOWN = Chance(derive_seed(0, "clutter"))  # of pictures out of training
 POOLS = ("clstoken", "avgpool", "maxpool", "adapool-focal", "adapool-mean", "adapool-corner")
 
 

@@ -19,7 +19,11 @@ pytest.importorskip("tyro")
 import torch
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
+from noisy_envs.training.files import new_folder
+from noisy_envs.training.metrics import MetricsLogger, read_metrics
+from noisy_envs.training.process import stop_signals
+from noisy_envs.training.settings import derive_seed
 
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
 SMALL += ["--eval-episodes", "3", "--no-gif"]
@@ -82,7 +86,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert written["score"] == pytest.approx(summary["score"])
     assert {"commit", "torch", "machine"} <= written["versions"].keys()
     assert written["settings"]["learning_rate"] == ppo.Args.learning_rate
-    rows = runs.read_metrics(folder / "metrics.csv")
+    rows = read_metrics(folder / "metrics.csv")
     assert [row["global_step"] for row in rows] == [64, 128, 192, 256]
     keys = "charts/episodic_return charts/episodic_length charts/SPS charts/learning_rate losses/policy_loss "
     keys += "losses/value_loss losses/entropy losses/approx_kl losses/clipfrac losses/explained_variance"  # CleanRL's
@@ -94,7 +98,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
 
 
 def test_two_runs_never_share_a_folder(tmp_path):  # C54
-    assert len({runs.new_folder(tmp_path, "run") for _ in range(3)}) == 3
+    assert len({new_folder(tmp_path, "run") for _ in range(3)}) == 3
 
 
 def test_global_random_state_is_left_alone(tmp_path):
@@ -107,7 +111,7 @@ def test_global_random_state_is_left_alone(tmp_path):
 
 
 def test_environment_seeds_are_apart():
-    seeds = [runs.environment_seed(seed, purpose) for seed in range(100) for purpose in ("train", "evaluate")]
+    seeds = [derive_seed(seed, purpose) for seed in range(100) for purpose in ("train", "evaluate")]
     assert np.diff(sorted(seeds)).min() > 10**6
 
 
@@ -134,18 +138,18 @@ def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):  # C56
     metrics = None
     for _ in range(5):
         log = trainer.iterate()
-        metrics = metrics or runs.Metrics(trainer.folder, tuple(log))
+        metrics = metrics or MetricsLogger(trainer.folder, tuple(log))
         metrics.add(trainer.step, log)
     metrics.close()
     trainer.save()
     trainer.close()
     resumed = agent.main(["--resume", str(trainer.folder)])
     assert resumed["return"] == first["return"]
-    whole, halves = (runs.load_checkpoint(path / "checkpoint.pt") for path in (folder, trainer.folder))
+    whole, halves = (load_checkpoint(path / "checkpoint.pt") for path in (folder, trainer.folder))
     for part in ("agent", "optimizer", "processes"):
         torch.testing.assert_close(whole[part], halves[part], rtol=0, atol=0)
     assert whole["progress"][:2] == halves["progress"][:2] and whole["progress"][3] == halves["progress"][3]
-    rows = [runs.read_metrics(path / "metrics.csv") for path in (folder, trainer.folder)]
+    rows = [read_metrics(path / "metrics.csv") for path in (folder, trainer.folder)]
     for one, other in zip(*rows, strict=True):
         same = {name for name in one if one[name] == other[name] or np.isnan(one[name])}
         assert same >= one.keys() - {"charts/SPS"}
@@ -154,7 +158,7 @@ def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):  # C56
 def test_a_run_can_be_made_longer_unless_its_rate_falls(tmp_path):
     _, folder = run(tmp_path / "a", "--total-timesteps", "128", "--no-anneal-lr")
     ppo.main(["--resume", str(folder), "--total-timesteps", "192"])
-    assert [row["global_step"] for row in runs.read_metrics(folder / "metrics.csv")] == [64, 128, 192]
+    assert [row["global_step"] for row in read_metrics(folder / "metrics.csv")] == [64, 128, 192]
     _, folder = run(tmp_path / "b", "--total-timesteps", "128")
     with pytest.raises(SystemExit, match="total_timesteps=192: must stay 128"):
         ppo.main(["--resume", str(folder), "--total-timesteps", "192"])
@@ -191,8 +195,8 @@ def test_a_stopped_run_saves_and_goes_on(tmp_path, sent):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"--resume {path.parent}" in output and "Traceback" not in output
     assert "stopping after this update, which is saved; once more: at once\n" in output
-    step = runs.load_checkpoint(path)["progress"][0]
-    assert runs.read_metrics(path.parent / "metrics.csv")[-1]["global_step"] == step
+    step = load_checkpoint(path)["progress"][0]
+    assert read_metrics(path.parent / "metrics.csv")[-1]["global_step"] == step
     assert step < 6_400_000
     trainer = ppo.Trainer(ppo.parse(["--resume", str(path.parent)]))
     trainer.iterate()
@@ -239,7 +243,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint(tmp_path):
         time.sleep(0.13 * number)
         process.kill()
         process.communicate()
-        assert runs.load_checkpoint(path)["progress"][0] >= 64
+        assert load_checkpoint(path)["progress"][0] >= 64
         trainer = ppo.Trainer(ppo.parse(["--resume", str(path.parent)]))  # the lock died with the process
         trainer.close()
 
@@ -260,8 +264,8 @@ def test_a_run_that_ends_hard_can_go_on_from_its_first_update(tmp_path, monkeypa
     found = list(tmp_path.glob("*/checkpoint.pt"))
     assert len(found) == done
     if done:
-        assert runs.load_checkpoint(found[0])["progress"][:2] == [64, 1]
-        assert [row["global_step"] for row in runs.read_metrics(found[0].parent / "metrics.csv")] == [64]
+        assert load_checkpoint(found[0])["progress"][:2] == [64, 1]
+        assert [row["global_step"] for row in read_metrics(found[0].parent / "metrics.csv")] == [64]
 
 
 def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
@@ -272,7 +276,7 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="no space left"):
         run(tmp_path, "--total-timesteps", "640")
     (path,) = tmp_path.glob("*/metrics.csv")
-    assert [row["global_step"] for row in runs.read_metrics(path)] == [64]
+    assert [row["global_step"] for row in read_metrics(path)] == [64]
 
 
 def test_a_longer_run_that_was_killed_before_its_summary_is_not_finished(tmp_path):
@@ -286,12 +290,12 @@ def test_a_longer_run_that_was_killed_before_its_summary_is_not_finished(tmp_pat
 
 def test_a_run_that_is_older_than_a_setting_goes_on_unless_learning_depends_on_it(tmp_path):
     _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
-    content = runs.load_checkpoint(folder / "checkpoint.pt")
+    content = load_checkpoint(folder / "checkpoint.pt")
     del content["args"]["deterministic"]
-    runs.save_checkpoint(folder / "checkpoint.pt", content)
+    save_checkpoint(folder / "checkpoint.pt", content)
     ppo.main(["--resume", str(folder), "--total-timesteps", "128"])
     del content["args"]["gamma"]
-    runs.save_checkpoint(folder / "checkpoint.pt", content)
+    save_checkpoint(folder / "checkpoint.pt", content)
     with pytest.raises(SystemExit, match=r"another version of this file: it differs in \['gamma'\]"):
         ppo.main(["--resume", str(folder)])
 
@@ -359,9 +363,9 @@ def test_the_bar_tells_a_score_only_where_there_is_one(tmp_path, capsys):
 def test_a_closed_terminal_stops_a_run_unless_it_is_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert signal.SIGHUP not in runs.stop_signals()  # as under nohup
+        assert signal.SIGHUP not in stop_signals()  # as under nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert signal.SIGHUP in runs.stop_signals()
+        assert signal.SIGHUP in stop_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -564,13 +568,13 @@ def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
     for word in ("--compile", "--no-compile"):
         ppo.main([*PAPER, "--dropout", "0", "--run-dir", str(tmp_path / word), word])
         (folders[word],) = (tmp_path / word).iterdir()
-    rows = [runs.read_metrics(folder / "metrics.csv") for folder in folders.values()]
+    rows = [read_metrics(folder / "metrics.csv") for folder in folders.values()]
     for one, other in zip(*rows, strict=True):
         for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
             assert one[name] == pytest.approx(other[name], rel=2e-3, abs=2e-4), name
     with pytest.raises(SystemExit, match="dropout"):  # told from what may change
         ppo.main(["--resume", str(folders["--compile"]), "--dropout", "0.1"])
-    compiled, plain = (runs.load_checkpoint(folder / "checkpoint.pt")["agent"] for folder in folders.values())
+    compiled, plain = (load_checkpoint(folder / "checkpoint.pt")["agent"] for folder in folders.values())
     assert compiled.keys() == plain.keys()
     resumed = ppo.main(["--resume", str(folders["--compile"]), "--no-compile", "--total-timesteps", "128"])
     assert resumed["steps"] == 128
@@ -605,8 +609,8 @@ def test_two_processes_train_one_run(tmp_path):  # C61
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()  # only one process writes
-    assert [row["global_step"] for row in runs.read_metrics(folder / "metrics.csv")] == [64, 128]
-    first, second = runs.load_checkpoint(folder / "checkpoint.pt")["processes"]
+    assert [row["global_step"] for row in read_metrics(folder / "metrics.csv")] == [64, 128]
+    first, second = load_checkpoint(folder / "checkpoint.pt")["processes"]
     args = ppo.parse(words)
     _, tokens = ppo.make_envs(args, 4, "train")
     for rank, part in enumerate((first, second)):

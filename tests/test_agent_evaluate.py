@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from noisy_envs import registration
+from noisy_envs.baselines import reference_returns
 from noisy_envs.games.box_world_levels import draw_level
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
-from noisy_envs.baselines import reference_returns
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import save_checkpoint
 
 CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
 SHORT = ["--options", "max_steps=3"]  # an episode, so that films are
@@ -326,7 +326,7 @@ def damage(folder, how):
 )  # fmt: skip
 def test_a_setting_of_another_kind_is_refused(ppo, trained, name, value, tmp_path):
     content = torch.load(trained[4][1] / "checkpoint.pt")
-    runs.save_checkpoint(tmp_path / "checkpoint.pt", {**content, "args": {**content["args"], name: value}})
+    save_checkpoint(tmp_path / "checkpoint.pt", {**content, "args": {**content["args"], name: value}})
     with pytest.raises(SystemExit) as end:
         ppo.main(["--evaluate", str(tmp_path), "--run-dir", str(tmp_path / "out")])
     told = str(end.value)
@@ -410,7 +410,7 @@ def test_older_checkpoints_do_not_tell_their_head_and_are_evaluated(ppo, trained
     summary, run = trained[4]
     content = torch.load(run / "checkpoint.pt")
     assert content.pop("head") == "AdaPool"
-    runs.save_checkpoint(tmp_path / "old.pt", content)
+    save_checkpoint(tmp_path / "old.pt", content)
     assert evaluate(ppo, tmp_path / "out", tmp_path / "old.pt")[0][0]["return"] == summary["return"]
 
 

@@ -9,7 +9,8 @@ pytest.importorskip("tyro")
 import torch
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
-from noisy_envs.training import runs
+from noisy_envs.training.metrics import read_metrics
+from noisy_envs.training.settings import derive_seed
 
 TAG = ["--env-id", GAMES["simple_tag"]]
 SHORT = ["--options", "max_steps=5"]
@@ -76,7 +77,7 @@ def test_each_row_is_what_that_learner_sees_in_a_game_of_its_own(ppo, trainer, l
     rewards = batch.rewards.unflatten(1, (4, learners)).numpy()
     for world in range(4):
         env = ParallelTokenEnv(game, None, ppo.team(args), **parameters | ppo.env_options(args))
-        seen, _ = env.reset(seed=runs.environment_seed(args.seed, "train") + world)
+        seen, _ = env.reset(seed=derive_seed(args.seed, "train") + world)
         assert len(env.agents) == learners
         for t in range(5):
             assert not np.array_equal(views[t, world, 0], views[t, world, 1])
@@ -107,7 +108,7 @@ def test_they_train_are_evaluated_and_filmed(ppo, words, learners, tmp_path):
     summary, run = train_tiny(ppo, tmp_path / "run", *words, *options, *length, "--gif")
     assert summary["steps"] == 2 * 64 * learners and np.isfinite(summary["return"])
     assert np.isnan(summary["score"]) == ("simple_tag_v0" in words)
-    steps = [row["global_step"] for row in runs.read_metrics(run / "metrics.csv")]
+    steps = [row["global_step"] for row in read_metrics(run / "metrics.csv")]
     assert steps == [64 * learners, 2 * 64 * learners]
     assert {path.name for path in run.iterdir()} >= {"curve.png", "episode.gif", "summary.json"}
     (row,) = ppo.main(["--evaluate", str(run), "--run-dir", str(tmp_path), "--record", str(tmp_path / "x.gif")])

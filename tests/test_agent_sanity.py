@@ -66,7 +66,7 @@ def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
     ppo = load_agent(head)
 
     def make_envs(args, num_envs, purpose, first=0):
-        envs = MarkedSign(num_envs, ppo.runs.environment_seed(args.seed, purpose) + first)
+        envs = MarkedSign(num_envs, ppo.derive_seed(args.seed, purpose) + first)
         return envs, envs.worlds.tokens
 
     monkeypatch.setattr(ppo, "make_envs", make_envs)

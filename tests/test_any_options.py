@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noisy_envs.arrays import as_numpy
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.validation import LARGEST, SMALLEST
 from noisy_envs.randomness import STREAM
 from noisy_envs.registration import CORES
+from noisy_envs.validation import LARGEST, SMALLEST
 from noisy_envs.wrappers import noisy_tokens
 
 

@@ -37,8 +37,8 @@ from gymnasium.utils.env_checker import check_env
 
 import noisy_envs
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 
 with warnings.catch_warnings():

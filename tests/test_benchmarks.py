@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import TINY, load_agent
 
-from noisy_envs.training import runs
+from noisy_envs.training.process import stop_signals
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 QUICK = ["one world", "NumPy", "NumPy, copy=False", "NumPy, all agents observe", "torch", "levels drawn, not steps"]
@@ -173,7 +173,7 @@ def test_a_soak_leaves_files_of_others_alone(tmp_path, monkeypatch, other):
 
     (tmp_path / "kills.json").write_bytes(other)
     words = ["--steps", "1", "--num-envs", "2", "--env-id", "noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorld-v0"]
-    signals = {number: signal.getsignal(number) for number in runs.stop_signals()}
+    signals = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         assert main([*words, "--out", str(tmp_path)]) == 0
     finally:

@@ -29,7 +29,19 @@ from noisy_envs.games.box_world import (
     BoxWorld,
     State,
 )
-from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, KEYS, MOST_KEPT, Box, Level, Recipe
+from noisy_envs.games.box_world_levels import (
+    ABSENT,
+    AGENT,
+    CORNER,
+    EMPTY,
+    FRAME,
+    GEM,
+    KEYS,
+    MOST_KEPT,
+    Box,
+    Level,
+    Recipe,
+)
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
@@ -90,7 +102,9 @@ def same(one: State, other: State) -> None:
 def digest(options: dict[str, Any], count: int) -> str:
     """Return a hash of the first levels as they are drawn in characters."""
     recipe = BoxWorld(**options).recipe
-    drawings = [box_world_levels.text(box_world_levels.draw_level(recipe, number), recipe.width) for number in range(count)]
+    drawings = [
+        box_world_levels.text(box_world_levels.draw_level(recipe, number), recipe.width) for number in range(count)
+    ]
     return hashlib.sha256("\n\n".join(drawings).encode()).hexdigest()[:16]
 
 
@@ -317,7 +331,8 @@ def recorded(number: int) -> dict[str, np.ndarray]:
 def transcribed(grid: np.ndarray, start: np.ndarray, locks: np.ndarray) -> str:
     """Draw a recorded picture in characters."""
     colours = {
-        tuple(colour): symbol for colour, symbol in zip(PALETTE[: EMPTY + 1].tolist(), box_world_levels.SYMBOLS, strict=False)
+        tuple(colour): symbol
+        for colour, symbol in zip(PALETTE[: EMPTY + 1].tolist(), box_world_levels.SYMBOLS, strict=False)
     }
     rows = [[colours.get(tuple(pixel), "#") for pixel in row] for row in grid.tolist()]
     for row, column, _ in locks:
@@ -602,12 +617,16 @@ def test_few_levels_are_kept(monkeypatch):
     monkeypatch.setattr(box_world_levels, "MOST_KEPT", 4)
     core = BoxWorld(num_levels=100)
     for numbers in ([0, 4, 8, 1], [8, 0, 4, 4], [0, 0, 12, 3], [4, 8, 0, 12]):
-        assert core.worlds(core.admit({"level": numbers}, (4,))) == [box_world_levels.draw_level(core.recipe, n) for n in numbers]
+        assert core.worlds(core.admit({"level": numbers}, (4,))) == [
+            box_world_levels.draw_level(core.recipe, n) for n in numbers
+        ]
 
 
 def test_a_level_is_drawn_once(monkeypatch):
     asked, draw_level = [], box_world_levels.draw_level
-    monkeypatch.setattr(box_world_levels, "draw_level", lambda recipe, number: asked.append(number) or draw_level(recipe, number))
+    monkeypatch.setattr(
+        box_world_levels, "draw_level", lambda recipe, number: asked.append(number) or draw_level(recipe, number)
+    )
     core = BoxWorld(start_level=5)
     for _ in range(3):
         dealt(core, 10)

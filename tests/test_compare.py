@@ -18,7 +18,10 @@ from conftest import posix
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
-from noisy_envs.training import results, runs
+from noisy_envs.training import checkpoint
+from noisy_envs.training.files import lock_folder
+from noisy_envs.training.plots import COLOURS, HEAD_NAMES, Panel, plot_panels
+from noisy_envs.training.statistics import drop, estimate, iqm, mean_curve
 
 ROOT = Path(__file__).parents[1]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
@@ -107,7 +110,7 @@ class Field:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.out, self.monkeypatch = folder, folder / "out", monkeypatch
-        for head in results.NAMES:
+        for head in HEAD_NAMES:
             (folder / f"ppo_{head}.py").write_text(AGENT)
         monkeypatch.setenv("CALLS", str(folder / "calls"))
         monkeypatch.delenv("TROUBLE", raising=False)
@@ -161,7 +164,7 @@ def test_a_full_disk_ends_with_one_line_that_names_the_file(field, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(runs, "write_atomically", full)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
     told = r"^error: \[Errno 28\] .*command\.json'; once that is mended, go on with the same command$"
     with pytest.raises(SystemExit, match=told):
         field.run()
@@ -204,21 +207,21 @@ def test_fewer_than_three_seeds_have_no_interval(field, seeds, told):
 def test_a_curve_of_one_point_is_seen(tmp_path):
     image = pytest.importorskip("PIL.Image")
     rows = [{"global_step": 64, "charts/episodic_return": -1.0}]
-    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -2.0, 0.0, {"adapool": [rows]})])
+    plot_panels(tmp_path / "a.png", [Panel("one", -2.0, 0.0, {"adapool": [rows]})])
     with image.open(tmp_path / "a.png") as picture:
         drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
-    orange = [int(results.COLOURS["adapool"][i : i + 2], 16) for i in (1, 3, 5)]
+    orange = [int(COLOURS["adapool"][i : i + 2], 16) for i in (1, 3, 5)]
     assert (drawn == orange).all(axis=-1).sum() > 10
 
 
 def test_curves_that_are_equal_are_both_seen(tmp_path):
     image = pytest.importorskip("PIL.Image")
     rows = [{"global_step": 64.0 * i, "charts/episodic_return": -float(i)} for i in range(9)]
-    curves = {head: [rows] for head in results.COLOURS}
-    results.plot_panels(tmp_path / "a.png", [results.Panel("one", -9.0, 0.0, curves)])
+    curves = {head: [rows] for head in COLOURS}
+    plot_panels(tmp_path / "a.png", [Panel("one", -9.0, 0.0, curves)])
     with image.open(tmp_path / "a.png") as picture:
         drawn = np.asarray(picture.convert("RGB"))[: -picture.height // 5]  # without the legend
-    for color in results.COLOURS.values():
+    for color in COLOURS.values():
         near = abs(drawn.astype(int) - [int(color[i : i + 2], 16) for i in (1, 3, 5)]).max(axis=-1) < 60
         assert near.sum() > 100, color
 
@@ -380,27 +383,27 @@ def test_curves_are_means_where_all_seeds_have_a_return():
         ]
         for one in ([np.nan, 1.0, 2.0], [0.0, 3.0, 6.0], [0.0, 5.0])
     ]
-    steps, means, errors = results.mean_curve(runs)
+    steps, means, errors = mean_curve(runs)
     assert steps.tolist() == [128] and means.tolist() == [3] and errors == pytest.approx([2 / np.sqrt(3)])
-    assert results.mean_curve(runs[1:2])[2].tolist() == [0, 0, 0]
+    assert mean_curve(runs[1:2])[2].tolist() == [0, 0, 0]
 
 
 def test_interquartile_means():
     values = np.array([[9.0, 1, 2, 3, 4, 5, 6, 100], [1, 1, 1, 1, 1, 1, 1, 1]])
-    assert results.iqm(values).tolist() == [4.5, 1]
-    assert results.iqm(np.array([1.0, 2, 6])) == 3
+    assert iqm(values).tolist() == [4.5, 1]
+    assert iqm(np.array([1.0, 2, 6])) == 3
     scipy = pytest.importorskip("scipy.stats")
     for size in range(1, 14):
         values = np.random.default_rng(size).normal(size=size)
-        assert results.iqm(values) == pytest.approx(scipy.trim_mean(values, 0.25))  # rliable's
+        assert iqm(values) == pytest.approx(scipy.trim_mean(values, 0.25))  # rliable's
 
 
 def test_intervals_are_those_of_the_bootstrap():
     scores = np.random.default_rng(0).normal(size=200)
-    low, high = results.estimate(scores)[1:]
+    low, high = estimate(scores)[1:]
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(1.2 / 200), rel=0.15)  # the asymptotic variance of this mean
     few, many = scores[:100], scores[100:] - 3
-    apart, wide = results.drop(few, many), results.estimate(few)
+    apart, wide = drop(few, many), estimate(few)
     assert apart.low < 3 < apart.high and apart.high - apart.low > 1.2 * (wide.high - wide.low)
 
 
@@ -413,7 +416,7 @@ def test_the_figure_shows_every_head_and_draws_again_what_is_there(field):
     assert not field.calls()
     with image.open(field.out / "curves.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    for head, colour in results.COLOURS.items():
+    for head, colour in COLOURS.items():
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         assert ((pixels == wanted).all(axis=1).sum() > 100) == (head in ("avgpool", "adapool")), head
 
@@ -464,11 +467,11 @@ def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, he
 
 def test_a_second_comparison_of_one_folder_is_refused(field):
     field.out.mkdir()
-    with runs.lock(field.out), pytest.raises(SystemExit, match=f"out is in use by another process, {os.getpid()};"):
+    with lock_folder(field.out), pytest.raises(SystemExit, match=f"out is in use by another process, {os.getpid()};"):
         field.run()
     assert not field.calls() and not (field.out / "command.json").exists()
     field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
-    with runs.lock(field.out):
+    with lock_folder(field.out):
         field.run("--draw-only", heads=["adapool"], levels=[CLEAN], seeds="1")  # which writes but what it draws
     assert len(field.calls()) == 1
 

@@ -17,11 +17,11 @@ import pytest
 from conftest import GAMES, make
 
 import noisy_envs
-from noisy_envs.interfaces.gymnasium_env import TokenEnv
 from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.interfaces.gymnasium_env import TokenEnv
 from noisy_envs.registration import CORES
 from noisy_envs.rendering.window import Window
-from noisy_envs.training import runs
+from noisy_envs.training.process import stop_signals
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +48,7 @@ def test_program_in_the_text(block, capsys):
 @pytest.fixture
 def handlers():
     """Leave the handlers of signals as they were: programs set their own."""
-    before = {number: signal.getsignal(number) for number in runs.stop_signals()}
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -252,7 +252,7 @@ def test_benchmark_runs():
 def test_a_gif_keeps_the_scenes_colours_among_many_others(tmp_path):
     from PIL import Image
 
-    from noisy_envs.training.pictures import write_gif
+    from noisy_envs.rendering.video import write_gif
 
     frame = np.random.default_rng(0).integers(0, 120, (300, 300, 3), dtype=np.uint8)  # halos of many colours
     scene = {(255, 255, 255): slice(0, 1), (52, 83, 103): slice(1, 2), (54, 84, 100): slice(2, 3)}

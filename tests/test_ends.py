@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
+from noisy_envs.baselines import play_reference, reference_returns
 from noisy_envs.games.box_world import BoxWorld, State
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.baselines import play_reference, reference_returns
 from noisy_envs.registration import CORES, held_out
 from noisy_envs.rendering import renderer
 from noisy_envs.rendering.renderer import GEM_CELL, SCENES, Board, Renderer, paint

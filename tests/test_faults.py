@@ -92,7 +92,7 @@ def test_a_file_that_is_taken_for_left_before_it_is_locked_is_made_anew(tmp_path
 def test_a_folder_that_is_locked_is_swept(tmp_path):
     (tmp_path / ".checkpoint.pt.abcdefgh.part").write_text("half")
     (tmp_path / "mine.part").write_text("of somebody else")
-    with files.lock(tmp_path):
+    with files.lock_folder(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "mine.part"}
 
 

@@ -329,7 +329,9 @@ def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_n
     summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Endless-v0", "--preset", "fast")
     assert summary["return"] == 0 and math.isnan(summary["score"])
     game = gymnasium_envs.Game("Endless-v0", {"max_episode_steps": 7})
-    assert game.make().spec.max_episode_steps == 7 and gymnasium_envs.Game(CARTPOLE).make().spec.max_episode_steps == 500
+    assert (
+        game.make().spec.max_episode_steps == 7 and gymnasium_envs.Game(CARTPOLE).make().spec.max_episode_steps == 500
+    )
 
 
 @pytest.mark.parametrize(

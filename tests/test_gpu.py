@@ -12,7 +12,8 @@ from conftest import HEADS, load_agent, load_supervised
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
 
-from noisy_envs.training import runs  # noqa: E402  torch may be missing
+from noisy_envs.training.metrics import read_metrics  # noqa: E402  torch may be missing
+from noisy_envs.training.settings import use_deterministic  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -35,7 +36,7 @@ def train(agent, folder, *words):
     """Train, and return the rows of `metrics.csv` without times, and the run's folder."""
     agent.main([*SMALL, "--run-dir", str(folder), *words])
     (run,) = folder.iterdir()
-    rows = runs.read_metrics(run / "metrics.csv")
+    rows = read_metrics(run / "metrics.csv")
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows], run
 
 
@@ -56,8 +57,8 @@ def test_a_stopped_run_goes_on(tmp_path):
         _, run = train(agent, tmp_path / "halves", *words, "--total-timesteps", "128")
         agent.main(["--resume", str(run), "--total-timesteps", "256"])
     finally:
-        runs.use_deterministic(False)
-    halves = runs.read_metrics(run / "metrics.csv")
+        use_deterministic(False)
+    halves = read_metrics(run / "metrics.csv")
     assert len(whole) == len(halves) == 2
     for name, value in whole[-1].items():
         assert halves[-1][name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
@@ -76,6 +77,6 @@ def test_a_recorded_step_of_a_set_network_is_a_plain_one(pool, tmp_path):
     for compile_it in (False, True):
         own = dataclasses.replace(args, compile=compile_it, out=tmp_path / str(compile_it))
         training.train(knn_centroid.make_task(own, cell.column), cell, own)
-        rows.append(runs.read_metrics(cell.folder(own.out) / "metrics.csv")[-1])
+        rows.append(read_metrics(cell.folder(own.out) / "metrics.csv")[-1])
     for name in ("train_loss", "validation_error"):
         assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-3), name

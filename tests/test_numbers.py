@@ -13,7 +13,9 @@ from test_pooling import DIM, HEADS, B, draw, encode, gradients, masked_tokens
 from torch import nn
 
 from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import load_checkpoint
+from noisy_envs.training.metrics import read_metrics
+from noisy_envs.training.settings import use_deterministic
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -32,9 +34,9 @@ def error(found, expected):
 
 @pytest.fixture
 def deterministic():
-    runs.use_deterministic(True)
+    use_deterministic(True)
     yield
-    runs.use_deterministic(False)
+    use_deterministic(False)
 
 
 @each_head
@@ -135,8 +137,8 @@ def test_training_repeats_on_deterministic_kernels(tmp_path, settings, device, d
     def trained(name):
         load_agent("adapool").main([*words, "--run-dir", str(tmp_path / name)])
         (folder,) = (tmp_path / name).iterdir()
-        rows = runs.read_metrics(folder / "metrics.csv")
+        rows = read_metrics(folder / "metrics.csv")
         kept = [[row[key] for key in row if key != "charts/SPS" and not math.isnan(row[key])] for row in rows]
-        return kept, runs.load_checkpoint(folder / "checkpoint.pt")["agent"]
+        return kept, load_checkpoint(folder / "checkpoint.pt")["agent"]
 
     torch.testing.assert_close(trained("one"), trained("other"), rtol=0, atol=0)

@@ -12,8 +12,8 @@ from conftest import load_supervised
 
 from noisy_envs import simple_centroid_v0
 from noisy_envs.games.simple_centroid import SimpleCentroid
-from noisy_envs.validation import check_count, highest, lowest, plain
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import check_count, highest, lowest, plain
 from noisy_envs.wrappers import AddNoiseTokens, noisy_tokens
 
 

@@ -20,8 +20,8 @@ from noisy_envs import registration
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.interfaces.common import ask
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
+from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens
@@ -437,7 +437,9 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
     pytest.importorskip("tyro")
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     game = of_drift(reward=lambda self, state, agents: -state.place[:, 0])
-    gymnasium.register("WrongDrift-v0", registration.SINGLE, vector_entry_point=registration.VECTOR, kwargs={"game": game})
+    gymnasium.register(
+        "WrongDrift-v0", registration.SINGLE, vector_entry_point=registration.VECTOR, kwargs={"game": game}
+    )
     told = re.escape("error: drift: `reward` gave float32 (4,): must be numbers (4, 1)")
     with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
         train_tiny(load_agent("adapool"), tmp_path, "--env-id", "WrongDrift-v0")

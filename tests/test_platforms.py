@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, load_supervised, with_path
 
 from noisy_envs.registration import short
-from noisy_envs.training import runs
+from noisy_envs.training.process import stop_signals
 
 SOURCES = [
     path
@@ -68,7 +68,7 @@ def test_folders_have_names_that_windows_takes(env_id, name):
 
 def test_ctrl_break_stops_a_run_where_there_is_one(monkeypatch):
     monkeypatch.setattr(signal, "SIGBREAK", signal.SIGTERM, raising=False)
-    assert runs.stop_signals().count(signal.SIGTERM) == 2
+    assert stop_signals().count(signal.SIGTERM) == 2
 
 
 def test_no_file_is_renamed_while_it_is_mapped(tmp_path, monkeypatch):

@@ -231,7 +231,11 @@ def test_tag_shows_each_kind_where_it_is() -> None:
     size, core = 600, SimpleTag(num_prey=2, num_obstacles=1, collidable_obstacles=True)
     scale = (size / 2 - round(renderer.BAND * size)) / (core.start_reach + renderer.MARGIN)
     frame = picture(core, tag_world(core, *APART), size=size)
-    for color, x, y in ((renderer.DARK_RED, -0.5, 0.0), (renderer.BRIGHT_GREEN, 0.5, 0.25), (renderer.BLACK, 0.0, -0.5)):
+    for color, x, y in (
+        (renderer.DARK_RED, -0.5, 0.0),
+        (renderer.BRIGHT_GREEN, 0.5, 0.25),
+        (renderer.BLACK, 0.0, -0.5),
+    ):
         found = close_to(frame, color)
         if color == renderer.BLACK:  # outlines are black, too
             found &= np.hypot(*(np.indices(found.shape) - size / 2 - np.array([0.5 * scale, 0])[:, None, None])) < 30
@@ -339,7 +343,10 @@ def test_kinds_of_tag_differ_in_lightness_and_shape() -> None:
     light = {kind.name: float(np.dot(kind.color, (0.299, 0.587, 0.114))) for kind in kinds}
     light[renderer.NOISE_OBSTACLE.name] = 255.0  # hollow
     assert min(np.diff(sorted(light.values()))) > 40
-    assert len({kind.shape for kind in (renderer.PREDATOR, renderer.PREY, renderer.CATCH_FLASH, renderer.NOISE_OBSTACLE)}) == 4
+    assert (
+        len({kind.shape for kind in (renderer.PREDATOR, renderer.PREY, renderer.CATCH_FLASH, renderer.NOISE_OBSTACLE)})
+        == 4
+    )
 
 
 @each_tag
@@ -605,8 +612,8 @@ def test_each_renderer_closes_only_its_own_window(screen: None) -> None:
 
     users = pygame.display.set_mode((50, 50))
     first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
-    for renderer in (first, second):
-        renderer.draw(start(CORE), 0, 0.0)
+    for window in (first, second):
+        window.draw(start(CORE), 0, 0.0)
     first.close()
     assert is_open(second) and not is_open(first)
     second.draw(start(CORE), 1, 0.0)
@@ -618,8 +625,8 @@ def test_each_renderer_closes_only_its_own_window(screen: None) -> None:
 
 def test_a_window_that_a_person_closed_stays_closed(screen: None) -> None:
     first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
-    for renderer in (first, second):
-        renderer.draw(start(CORE), 0, 0.0)
+    for window in (first, second):
+        window.draw(start(CORE), 0, 0.0)
     press_close(second)
     first.draw(start(CORE), 1, 0.0)  # sees an event that is not its own
     assert is_open(first) and is_open(second)

@@ -19,8 +19,17 @@ import pytest
 from conftest import posix
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
-from noisy_envs.rendering import renderer
-from noisy_envs.training import pictures, runs
+from noisy_envs.rendering import renderer, video
+from noisy_envs.rendering.video import check_video_path, write_gif, write_video
+from noisy_envs.training import plots, statistics, versions
+from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, only_runs, save_checkpoint, write_summary
+from noisy_envs.training.files import lock_folder
+from noisy_envs.training.metrics import MetricsLogger, import_wandb, read_metrics, start_wandb
+from noisy_envs.training.plots import plot_matrix, plot_scores
+from noisy_envs.training.process import memory_errors, on_stop_signal, stop_signals
+from noisy_envs.training.settings import check_memory, parse_arguments
+from noisy_envs.training.statistics import bootstrap_interval
+from noisy_envs.training.versions import current_commit
 
 NAMES = ("charts/episodic_return", "losses/value")
 ROWS = [{"global_step": 64 * i, NAMES[0]: x, NAMES[1]: 0.1234 / i} for i, x in enumerate([np.nan, -1e-7, 2.5, 3.0], 1)]
@@ -41,7 +50,7 @@ def no_board(monkeypatch):
 
 def written(folder, rows=ROWS, **options):
     """Write rows as a run does, and return the file's bytes."""
-    metrics = runs.Metrics(folder, NAMES, **options)
+    metrics = MetricsLogger(folder, NAMES, **options)
     for row in rows:
         metrics.add(row["global_step"], {name: row[name] for name in NAMES})
     metrics.close()
@@ -55,7 +64,7 @@ def test_metrics_cut_at_any_byte_are_read_and_resumed(tmp_path):
     for end in range(len(whole) + 1):
         path.write_bytes(whole[:end])
         expected = ROWS[: max(0, whole[:end].count(b"\n") - 1)]
-        np.testing.assert_equal(runs.read_metrics(path), expected)
+        np.testing.assert_equal(read_metrics(path), expected)
         again = written(tmp_path, ROWS[len(expected) :], resume_at=64 * len(expected))
         assert again == whole, end
 
@@ -64,7 +73,7 @@ def test_metrics_cut_at_any_byte_are_read_and_resumed(tmp_path):
 @pytest.mark.parametrize("kept", range(5))
 def test_rows_beyond_the_checkpoint_are_dropped(tmp_path, kept):
     whole = written(tmp_path)
-    metrics = runs.Metrics(tmp_path, NAMES, resume_at=64 * kept + 63)
+    metrics = MetricsLogger(tmp_path, NAMES, resume_at=64 * kept + 63)
     np.testing.assert_equal(metrics.rows, ROWS[:kept])
     assert metrics.path.read_bytes().splitlines() == whole.splitlines()[: kept + 1]
 
@@ -77,22 +86,22 @@ def test_a_damaged_line_is_left_out_at_the_end_and_named_elsewhere(tmp_path, end
     whole = written(tmp_path)
     path = tmp_path / "metrics.csv"
     path.write_bytes(whole + end.encode("latin-1"))
-    np.testing.assert_equal(runs.read_metrics(path), ROWS)
+    np.testing.assert_equal(read_metrics(path), ROWS)
     path.write_bytes(whole + end.encode("latin-1") + b"320,1,2\n")
     with pytest.raises(ValueError, match=r"metrics\.csv, line 6: must be 3 numbers"):
-        runs.read_metrics(path)
+        read_metrics(path)
 
 
 @pytest.mark.usefixtures("no_board")
 def test_columns_stay_the_same(tmp_path):
-    metrics = runs.Metrics(tmp_path, NAMES)
+    metrics = MetricsLogger(tmp_path, NAMES)
     for values in ({NAMES[0]: 1.0}, dict.fromkeys([*NAMES, "extra"], 1.0)):
         with pytest.raises(ValueError, match=r"come or go: (extra|losses/value)"):
             metrics.add(64, values)
-    assert metrics.rows == runs.read_metrics(metrics.path) == []
+    assert metrics.rows == read_metrics(metrics.path) == []
     whole = written(tmp_path)
     with pytest.raises(ValueError, match="come or go: losses/new, losses/value"):
-        runs.Metrics(tmp_path, (NAMES[0], "losses/new"), resume_at=256)
+        MetricsLogger(tmp_path, (NAMES[0], "losses/new"), resume_at=256)
     assert metrics.path.read_bytes() == whole
 
 
@@ -113,20 +122,20 @@ def test_a_checkpoint_is_found_in_the_folder_of_a_run_and_in_the_folder_of_the_o
     one.parent.mkdir(parents=True)
     one.touch()
     for given in (one, one.parent, tmp_path / "seed-1"):
-        assert runs.checkpoint_path(given) == one
+        assert checkpoint_path(given) == one
     for given in (tmp_path, tmp_path / "nothing"):
-        assert runs.checkpoint_path(given) == given / "checkpoint.pt"
+        assert checkpoint_path(given) == given / "checkpoint.pt"
     other.parent.mkdir()
     other.touch()
     with pytest.raises(ValueError, match=r"seed-1 holds several runs, name one of them: one\.5, other"):
-        runs.checkpoint_path(tmp_path / "seed-1")
-    assert runs.checkpoint_path(other.parent) == other
+        checkpoint_path(tmp_path / "seed-1")
+    assert checkpoint_path(other.parent) == other
 
 
 def test_a_folder_is_locked_until_it_is_released(tmp_path):
     for _ in range(2):
-        with runs.lock(tmp_path), pytest.raises(BlockingIOError, match=f"{tmp_path} is in use by another process"):
-            runs.lock(tmp_path)
+        with lock_folder(tmp_path), pytest.raises(BlockingIOError, match=f"{tmp_path} is in use by another process"):
+            lock_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +150,16 @@ def test_a_folder_is_locked_until_it_is_released(tmp_path):
     ],
 )
 def test_a_lock_names_who_holds_it(tmp_path, content, told):
-    with runs.lock(tmp_path):
+    with lock_folder(tmp_path):
         (tmp_path / ".lock").write_bytes(content)
         with pytest.raises(BlockingIOError) as error:
-            runs.lock(tmp_path)
+            lock_folder(tmp_path)
     assert str(error.value) == f"{tmp_path} is in use by another process{told}; wait until that ends, or stop it"
 
 
 def test_a_lock_dies_with_its_process(tmp_path):
-    code = "import sys, pathlib; from noisy_envs.training.runs import lock\n"
-    code += "with lock(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+    code = "import sys, pathlib; from noisy_envs.training.files import lock_folder\n"
+    code += "with lock_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, tmp_path],
         stdin=subprocess.PIPE,
@@ -159,11 +168,11 @@ def test_a_lock_dies_with_its_process(tmp_path):
     ) as holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(BlockingIOError, match=f"in use by another process, {holder.pid}; wait"):
-            runs.lock(tmp_path)
+            lock_folder(tmp_path)
         holder.kill()
         holder.wait()
         assert (tmp_path / ".lock").exists()
-        with runs.lock(tmp_path):
+        with lock_folder(tmp_path):
             pass
 
 
@@ -172,7 +181,7 @@ def test_a_file_system_without_locks_gives_none(tmp_path, monkeypatch):
         raise OSError("no locks available")
 
     monkeypatch.setattr("noisy_envs.training.files._lock", refuse)
-    with runs.lock(tmp_path) as first, runs.lock(tmp_path) as second:
+    with lock_folder(tmp_path) as first, lock_folder(tmp_path) as second:
         assert not first.closed and not second.closed
 
 
@@ -181,7 +190,7 @@ def test_a_gif_shows_every_frame(tmp_path, name):
     from PIL import Image
 
     path = tmp_path / name
-    runs.write_video(path, frames(), fps=20)
+    write_video(path, frames(), fps=20)
     with Image.open(path) as film:
         assert (film.format, film.n_frames, film.size, film.info["duration"]) == ("GIF", 3, (17, 15), 50)
         film.seek(2)
@@ -196,7 +205,7 @@ def test_a_gif_keeps_the_colours_of_a_scene_among_many_halos(tmp_path):
     env.reset(seed=1)
     generator = np.random.default_rng(0)
     film = [env.render(weights=generator.dirichlet(np.full(32, 0.6))) for _ in range(12)]
-    runs.write_gif(tmp_path / "a.gif", film, fps=10)
+    write_gif(tmp_path / "a.gif", film, fps=10)
     with Image.open(tmp_path / "a.gif") as gif:
         for number, frame in enumerate(film):
             gif.seek(number)
@@ -211,7 +220,7 @@ def test_a_gif_keeps_the_colours_of_a_scene_among_many_halos(tmp_path):
 def test_an_mp4_shows_every_frame_of_any_size(tmp_path, height, width):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     path = tmp_path / "a.mp4"
-    runs.write_video(path, frames(5, height, width), fps=10)
+    write_video(path, frames(5, height, width), fps=10)
     assert ffmpeg.count_frames_and_secs(path) == (5, pytest.approx(0.5))
     command = [ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     pixels = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, np.uint8)
@@ -234,7 +243,7 @@ def test_an_mp4_shows_every_frame_of_any_size(tmp_path, height, width):
 )
 def test_what_makes_no_video_is_refused_and_leaves_nothing(tmp_path, suffix, film, fps, words):
     with pytest.raises(ValueError, match=words):
-        runs.write_video(tmp_path / f"a{suffix}", film, fps)
+        write_video(tmp_path / f"a{suffix}", film, fps)
     assert not list(tmp_path.iterdir())
 
 
@@ -242,7 +251,7 @@ def test_an_mp4_that_ffmpeg_left_unfinished_is_no_result(tmp_path, monkeypatch):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     monkeypatch.setattr(ffmpeg, "count_frames_and_secs", lambda _: (2, 0.2))
     with pytest.raises(OSError, match="ffmpeg wrote 2 of 3 frames"):
-        runs.write_video(tmp_path / "a.mp4", frames(), fps=10)
+        write_video(tmp_path / "a.mp4", frames(), fps=10)
     assert not list(tmp_path.iterdir())
 
 
@@ -251,7 +260,7 @@ def test_paths_of_videos_are_checked_before_they_are_needed(tmp_path, suffix):
     taken, plain = tmp_path / f"taken{suffix}", tmp_path / "plain"
     for path in (taken, plain):
         path.write_text("mine")
-    runs.check_video_path(tmp_path / "new" / "er" / f"a{suffix}")
+    check_video_path(tmp_path / "new" / "er" / f"a{suffix}")
     refused = [
         (taken, FileExistsError, "taken.* exists"),
         (plain / f"a{suffix}", NotADirectoryError, "plain is not a folder"),
@@ -260,28 +269,28 @@ def test_paths_of_videos_are_checked_before_they_are_needed(tmp_path, suffix):
         (tmp_path / suffix, ValueError, "must end in"),
     ]
     for path, error, words in refused:
-        for use in (runs.check_video_path, lambda path: runs.write_video(path, frames(), 10)):
+        for use in (check_video_path, lambda path: write_video(path, frames(), 10)):
             with pytest.raises(error, match=words):
                 use(path)
     assert sorted(tmp_path.iterdir()) == [plain, taken] and taken.read_text() == "mine"
 
 
 def test_a_video_where_nothing_may_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures.os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(video.os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(PermissionError, match="may not be written"):
-        runs.check_video_path(tmp_path / "a.gif")
+        check_video_path(tmp_path / "a.gif")
 
 
 @pytest.mark.parametrize(("suffix", "package"), [(".gif", "pillow"), (".mp4", "imageio-ffmpeg")])
 def test_a_video_without_its_writer_is_refused_early(tmp_path, monkeypatch, suffix, package):
-    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    monkeypatch.setattr(video, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=f"pip install {package}$"):
-        runs.check_video_path(tmp_path / f"a{suffix}")
+        check_video_path(tmp_path / f"a{suffix}")
 
 
 def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(pictures, "plot_matrix", lambda path, *parts: drawn.append(parts))
+    monkeypatch.setattr(plots, "plot_matrix", lambda path, *parts: drawn.append(parts))
 
     def rows(*trained):
         names = [Path("runs") / f"run-{i}" for i in range(len(trained))]
@@ -291,9 +300,9 @@ def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path
             for name, (noise, seed) in zip(names, trained, strict=True) for at in (28, 0)
         ]  # fmt: skip
 
-    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2), (4, 1)))
-    pictures.plot_scores(tmp_path, rows((28, 1), (4, 2)))
-    pictures.plot_scores(tmp_path, rows((4, 1), (4, 1)))
+    plot_scores(tmp_path, rows((28, 1), (4, 2), (4, 1)))
+    plot_scores(tmp_path, rows((28, 1), (4, 2)))
+    plot_scores(tmp_path, rows((4, 1), (4, 1)))
     values, lows, highs, labels, columns, *_ = drawn[0]
     assert values.tolist() == [[4, 32], [4, 32], [28, 56]] and columns == ["0", "28"]
     assert lows.tolist() == (values - 1).tolist() and highs.tolist() == (values + 1).tolist()
@@ -303,26 +312,24 @@ def test_a_matrix_sorts_noise_and_tells_runs_of_one_noise_apart_by_seed(tmp_path
 
 def test_columns_of_a_matrix_ascend_as_numbers(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(pictures, "plot_matrix", lambda path, *parts: drawn.append(parts))
+    monkeypatch.setattr(plots, "plot_matrix", lambda path, *parts: drawn.append(parts))
     row = {"run": "run", "seed": 1, "env_id": "x", "trained": 4, "score": 0.5, "score_95": [0, 1]}
-    pictures.plot_scores(tmp_path, [{**row, "evaluated": noise} for noise in (28, (2, 9), 4)])
+    plot_scores(tmp_path, [{**row, "evaluated": noise} for noise in (28, (2, 9), 4)])
     assert drawn[0][4] == ["(2, 9)", "4", "28"]
 
 
 def draw_matrix(path, values, spread=0.05, rows=None, columns=None):
     names = [[str(i) for i in range(n)] for n in np.shape(values)]
     lows, highs = np.asarray(values) - spread, np.asarray(values) + spread
-    runs.plot_matrix(
-        path, values, lows, highs, rows or names[0], columns or names[1], "title", "training", "evaluation"
-    )
+    plot_matrix(path, values, lows, highs, rows or names[0], columns or names[1], "title", "training", "evaluation")
 
 
 @pytest.mark.parametrize(("words", "told"), [([], "1 oracle"), (["solved"], "1 solved")])
 def test_a_matrix_tells_what_counts_as_one(tmp_path, monkeypatch, words, told):
     drawn = []
-    monkeypatch.setattr(pictures, "write_png", lambda path, figure: drawn.append(figure))
+    monkeypatch.setattr(plots, "write_png", lambda path, figure: drawn.append(figure))
     row = {"run": "a", "seed": 1, "env_id": "x", "trained": 4, "evaluated": 4, "score": 0.5, "score_95": [0.4, 0.6]}
-    pictures.plot_scores(tmp_path / "a.png", [row], *words)
+    plot_scores(tmp_path / "a.png", [row], *words)
     assert drawn[0].axes[1].get_yticklabels()[-1].get_text() == told
 
 
@@ -337,7 +344,7 @@ def test_a_matrix_of_any_size_is_drawn(tmp_path, shape):
 
 def test_a_matrix_tells_its_numbers_in_colours_that_compare(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(pictures, "write_png", lambda path, figure: drawn.append(figure))
+    monkeypatch.setattr(plots, "write_png", lambda path, figure: drawn.append(figure))
     values = np.array([[0.5, np.nan], [-0.001, 1.234]])
     draw_matrix(tmp_path / "a.png", values, np.array([[0.1, 0.1], [0.02, np.nan]]), ["few", "many"], ["0", "28"])
     axes = drawn[0].axes[0]
@@ -389,7 +396,7 @@ def wandb(monkeypatch):
 
 def track(folder, resume=False):
     config = {"run_dir": Path("runs"), "worst": np.inf, "seed": 1}
-    return runs.start_tracking("noise", "a run", config, folder, resume)
+    return start_wandb("noise", "a run", config, folder, resume)
 
 
 @pytest.mark.usefixtures("no_board")
@@ -427,7 +434,7 @@ def test_a_resumed_run_goes_on_with_the_same_id_and_repeats_nothing(tmp_path, wa
 def test_tracking_without_its_package_is_refused(tmp_path, monkeypatch):
     for module in (None, ModuleType("wandb")):  # the second is a folder of this name
         monkeypatch.setitem(sys.modules, "wandb", module)
-        for use in (runs.import_wandb, lambda: track(tmp_path)):
+        for use in (import_wandb, lambda: track(tmp_path)):
             with pytest.raises(ValueError, match="pip install wandb") as error:
                 use()
             assert "\n" not in str(error.value)
@@ -459,57 +466,57 @@ def test_the_real_package_takes_all_that_offline(tmp_path, monkeypatch):
 
 def test_the_interval_covers_the_mean_as_often_as_it_says():
     generator = np.random.default_rng(0)
-    ends = np.array([runs.bootstrap_interval(generator.normal(3, 1, 50), seed, resamples=500) for seed in range(200)])
+    ends = np.array([bootstrap_interval(generator.normal(3, 1, 50), seed, resamples=500) for seed in range(200)])
     assert 0.88 < ((ends[:, 0] < 3) & (ends[:, 1] > 3)).mean() < 0.99
-    assert runs.bootstrap_interval(np.arange(9.0), 1) == runs.bootstrap_interval(np.arange(9.0), 1)
-    assert runs.bootstrap_interval(np.full(5, 2.0), 0) == (2, 2)
+    assert bootstrap_interval(np.arange(9.0), 1) == bootstrap_interval(np.arange(9.0), 1)
+    assert bootstrap_interval(np.full(5, 2.0), 0) == (2, 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool])
 @pytest.mark.parametrize(("count", "drawn"), [(7, 7), (7, 50), (9, 1000), (50, 10), (9001, 50_000)])
 def test_an_interval_is_the_same_however_many_resamples_are_drawn_at_a_time(monkeypatch, dtype, count, drawn):
-    monkeypatch.setattr(runs, "DRAWN", drawn)
+    monkeypatch.setattr(statistics, "MAX_DRAWS", drawn)
     values = np.random.default_rng(1).normal(3, 5, count).astype(dtype)
     picked = np.random.default_rng(2).integers(0, count, (101, count))
     expected = np.quantile(values[picked].mean(axis=1), [0.25, 0.75])
-    assert runs.bootstrap_interval(values, 2, 0.5, 101) == tuple(expected)
+    assert bootstrap_interval(values, 2, 0.5, 101) == tuple(expected)
 
 
 def test_an_interval_of_many_values_needs_little_memory():
     tracemalloc.start()
     try:
-        runs.bootstrap_interval(np.arange(20_000.0), 0)
+        bootstrap_interval(np.arange(20_000.0), 0)
         assert tracemalloc.get_traced_memory()[1] < 2**27  # all at a time would take five times as much
     finally:
         tracemalloc.stop()
 
 
 def test_one_value_has_no_interval_and_bad_ones_are_refused():
-    assert np.isnan(runs.bootstrap_interval(np.array([1.0]), 0)).all()
+    assert np.isnan(bootstrap_interval(np.array([1.0]), 0)).all()
     for values in ([], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0, [np.nan]):
         with pytest.raises(ValueError, match=r"values must be \(n,\), n from 1, and finite, got"):
-            runs.bootstrap_interval(np.array(values), 0)
+            bootstrap_interval(np.array(values), 0)
 
 
 def test_the_commit_is_that_of_the_repository_that_holds_the_code(tmp_path, monkeypatch):
     monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "site-packages" / "runs.py"))
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "site-packages" / "versions.py"))
     (tmp_path / "site-packages").mkdir()
-    for name in ("theirs.py", "site-packages/runs.py"):
+    for name in ("theirs.py", "site-packages/versions.py"):
         (tmp_path / name).write_text("")
 
     def git(*words):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
 
-    assert runs.commit.__wrapped__() == "unknown (not a git checkout)"  # as installed from a wheel
+    assert current_commit.__wrapped__() == "unknown (not a git checkout)"  # as installed from a wheel
     git("init")
     git("add", "theirs.py")
     git("commit", "-m", "theirs")
-    assert runs.commit.__wrapped__().startswith("unknown (")
+    assert current_commit.__wrapped__().startswith("unknown (")
     git("add", ".")
     git("commit", "-m", "ours")
-    assert len(runs.commit.__wrapped__()) == 12
+    assert len(current_commit.__wrapped__()) == 12
 
 
 GITS = {
@@ -525,7 +532,7 @@ GITS = {
 @pytest.mark.parametrize("kind", [*GITS, "no git"])
 def test_a_checkout_whose_commit_git_does_not_tell_says_why_once(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NOISY_ENVS_COMMIT", raising=False)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "noisy_envs" / "training" / "runs.py"))
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "noisy_envs" / "training" / "versions.py"))
     for folder in (".git", "noisy_envs/training", "bin"):
         (tmp_path / folder).mkdir(parents=True)
     script, told = GITS.get(kind, ("", "git is not installed"))
@@ -533,13 +540,13 @@ def test_a_checkout_whose_commit_git_does_not_tell_says_why_once(kind, tmp_path,
         (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bin" / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    runs.commit.cache_clear()
+    current_commit.cache_clear()
     try:
-        assert {runs.commit(), runs.commit()} == {runs.commit()} and runs.commit().startswith("unknown (")
+        assert {current_commit(), current_commit()} == {current_commit()} and current_commit().startswith("unknown (")
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and told in error
     finally:
-        runs.commit.cache_clear()
+        current_commit.cache_clear()
 
 
 @dataclasses.dataclass
@@ -572,14 +579,12 @@ class Flags:
 def test_a_flag_takes_no_value_and_a_path_is_text(words, told):
     pytest.importorskip("tyro")
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
-        runs.parse_arguments(Flags, words, Flags())
+        parse_arguments(Flags, words, Flags())
 
 
 def test_arguments_are_read_as_they_stand():
     pytest.importorskip("tyro")
-    found = runs.parse_arguments(
-        Flags, ["--no-gif", "--out", "a b'\"\n", "--evaluate", "no", "1"], Flags(anneal_lr=True)
-    )
+    found = parse_arguments(Flags, ["--no-gif", "--out", "a b'\"\n", "--evaluate", "no", "1"], Flags(anneal_lr=True))
     assert found == Flags(False, True, Path("a b'\"\n"), (Path("no"), Path("1")))
 
 
@@ -588,12 +593,12 @@ def test_folders_that_are_no_runs_are_passed_over_and_named(tmp_path, capsys):
     for path in paths[:2]:
         path.mkdir()
     (paths[1] / "checkpoint.pt").touch()
-    assert runs.only_runs(paths) == paths[1:]
+    assert only_runs(paths) == paths[1:]
     told = capsys.readouterr().err
     assert str(paths[0]) in told and str(paths[1]) not in told
-    assert runs.only_runs(paths[:1]) == paths[:1] and not capsys.readouterr().err
+    assert only_runs(paths[:1]) == paths[:1] and not capsys.readouterr().err
     (paths[0] / "metrics.csv").touch()  # a run that lost its checkpoint
-    assert runs.only_runs(paths) == paths
+    assert only_runs(paths) == paths
 
 
 @pytest.mark.parametrize(
@@ -612,20 +617,20 @@ def test_too_little_memory_ends_in_a_line(error):
         raise error
 
     with pytest.raises(SystemExit, match=r"^error: not enough memory: (?!\[)[^\n]*; choose fewer"):
-        runs.memory_errors()(fail)()
+        memory_errors()(fail)()
 
 
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="Windows grants what there is")
 def test_numbers_that_memory_cannot_hold_are_told(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 2**12}.get)  # 4 GiB
-    runs.check_memory({"num_envs": 2**30}, "cpu")
+    check_memory({"num_envs": 2**30}, "cpu")
     with pytest.raises(ValueError, match=r"^not enough memory: num_envs need at least 4\.0 GiB, cpu has 4\.0 GiB$"):
-        runs.check_memory({"num_envs": 2**30 + 1}, "cpu")
+        check_memory({"num_envs": 2**30 + 1}, "cpu")
 
 
 def test_another_error_of_torch_stays():
-    with pytest.raises(RuntimeError, match="illegal memory access"), runs.memory_errors():
+    with pytest.raises(RuntimeError, match="illegal memory access"), memory_errors():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
@@ -636,12 +641,12 @@ def test_a_folder_too_deep_for_a_runs_files_is_refused_at_once(tmp_path):
         folder /= "d" * min(200, 4000 - len(str(folder)))
     folder.mkdir(parents=True)
     with pytest.raises(OSError, match="File name too long"):
-        runs.lock(folder)
+        lock_folder(folder)
 
 
 @pytest.mark.usefixtures("no_board")
 def test_metrics_that_vanish_are_not_begun_again(tmp_path):
-    metrics = runs.Metrics(tmp_path, NAMES)
+    metrics = MetricsLogger(tmp_path, NAMES)
     metrics.path.unlink()
     with pytest.raises(FileNotFoundError, match=r"metrics\.csv"):
         metrics.add(64, dict.fromkeys(NAMES, 0.0))
@@ -649,25 +654,25 @@ def test_metrics_that_vanish_are_not_begun_again(tmp_path):
 
 @posix
 def test_the_signal_of_slurm_stops_too():
-    assert signal.SIGUSR1 in runs.stop_signals()
+    assert signal.SIGUSR1 in stop_signals()
 
 
 def test_handlers_are_set_in_the_main_thread_alone_and_restored():
     def handlers():
-        return {number: signal.getsignal(number) for number in runs.stop_signals()}
+        return {number: signal.getsignal(number) for number in stop_signals()}
 
     before, called, inside = handlers(), [], []
-    with runs.on_stop(lambda number, _: called.append(number), once=True):
+    with on_stop_signal(lambda number, _: called.append(number), once=True):
         assert not set(handlers().values()) & set(before.values())
         signal.raise_signal(signal.SIGTERM)
         assert called == [signal.SIGTERM] and handlers() == before
-    with runs.on_stop(lambda number, _: called.append(number)):
+    with on_stop_signal(lambda number, _: called.append(number)):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert len(called) == 3 and handlers() == before
 
     def elsewhere():
-        with runs.on_stop(print):
+        with on_stop_signal(print):
             inside.append(handlers())
 
     thread = threading.Thread(target=elsewhere)
@@ -678,7 +683,7 @@ def test_handlers_are_set_in_the_main_thread_alone_and_restored():
 
 def test_a_summary_is_json_whatever_it_holds(tmp_path):
     content = {"a": np.nan, "b": [0.5, -np.inf], "c": {"d": Path("x"), "e": (1, np.inf)}}
-    runs.write_summary(tmp_path / "a.json", content)
+    write_summary(tmp_path / "a.json", content)
 
     def refuse(word):
         raise AssertionError(word)
@@ -690,7 +695,7 @@ def test_a_summary_is_json_whatever_it_holds(tmp_path):
 def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(tmp_path):
     """As torch writes none: a few kilobytes of zeros could fill the memory."""
     torch = pytest.importorskip("torch")
-    runs.save_checkpoint(tmp_path / "plain.pt", {"weights": torch.zeros(10**6)})
+    save_checkpoint(tmp_path / "plain.pt", {"weights": torch.zeros(10**6)})
     with (
         zipfile.ZipFile(tmp_path / "plain.pt") as plain,
         zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small,
@@ -698,5 +703,5 @@ def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(tmp_path):
         for name in plain.namelist():
             small.writestr(name, plain.read(name))
     with pytest.raises(ValueError, match=r"small\.pt is no checkpoint"):
-        runs.load_checkpoint(tmp_path / "small.pt")
-    assert runs.load_checkpoint(tmp_path / "plain.pt")["weights"].shape == (10**6,)
+        load_checkpoint(tmp_path / "small.pt")
+    assert load_checkpoint(tmp_path / "plain.pt")["weights"].shape == (10**6,)

@@ -11,6 +11,7 @@ import pytest
 
 from noisy_envs import ENVIRONMENTS, registration
 from noisy_envs.arrays import Array, as_numpy
+from noisy_envs.baselines import play_reference
 from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, SELF, State
 from noisy_envs.games.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
@@ -18,9 +19,8 @@ from noisy_envs.interfaces import episode as episode_shell
 from noisy_envs.interfaces.common import casting, legal, observation_box
 from noisy_envs.interfaces.functional import Rules, play
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.validation import build
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.baselines import play_reference
+from noisy_envs.validation import build
 
 ALL_SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
 EVERY_KIND = {
@@ -373,7 +373,11 @@ def test_returns_at_the_start_of_an_id_do_not_fall_with_noise(env_id):
 @pytest.mark.parametrize("env_id", [env_id for env_id, (game, _) in ENVIRONMENTS.items() if game != "simple_centroid"])
 def test_noise_moves_nobody_in_the_other_games(env_id):
     game, parameters = ENVIRONMENTS[env_id]
-    assert registration.start_of(env_id, {}) == registration.same_start(env_id, {}, ("noisy_envs/SimpleCentroid-v0", {})) == {}
+    assert (
+        registration.start_of(env_id, {})
+        == registration.same_start(env_id, {}, ("noisy_envs/SimpleCentroid-v0", {}))
+        == {}
+    )
     if game in registration.NOISE and not parameters.get("collidable_obstacles"):
         few, many = (TokenVectorEnv(game, 64, **{**parameters, registration.NOISE[game]: number}) for number in (0, 60))
         few.reset(seed=0)

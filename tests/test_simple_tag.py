@@ -19,8 +19,8 @@ from noisy_envs.games.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
 from noisy_envs.interfaces import episode as episode_shell
 from noisy_envs.interfaces.common import casting, legal, observation_box
 from noisy_envs.interfaces.functional import Rules, play
-from noisy_envs.validation import build
 from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.validation import build
 
 SOLID = ("collidable_predators", "collidable_prey", "collidable_obstacles")
 EVERY_KIND: dict[str, dict[str, Any]] = {

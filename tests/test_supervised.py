@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, load_supervised, with_path
 
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):
@@ -675,7 +675,7 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     knn_centroid.main([*words, "--out", "runs", "--data-dir", "data"])
     capsys.readouterr()
     for path in (tmp_path / "runs").rglob("checkpoint.pt"):  # those of the best epoch are measured, not the last ones
-        runs.save_checkpoint(path, {**runs.load_checkpoint(path), "network": {}})
+        save_checkpoint(path, {**load_checkpoint(path), "network": {}})
     bounds.main(["runs", "--data-dir", "data"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
     rows = [line.split(" | ") for line in lines]
@@ -704,6 +704,6 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     assert bounds.measure(trained, torch.cat([tied, sets]), k) == found
 
     path = alone / "checkpoint.pt"
-    runs.save_checkpoint(path, {name: part for name, part in runs.load_checkpoint(path).items() if name != "best"})
+    save_checkpoint(path, {name: part for name, part in load_checkpoint(path).items() if name != "best"})
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
         bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, load_supervised, with_path
 
-from noisy_envs.training import runs
+from noisy_envs.training.files import lock_folder
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -339,7 +339,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
 def test_a_second_process_in_one_folder_is_refused(tmp_path):
     args = settings(tmp_path, seeds=(1, 2))
     told = f"{args.out} is in use by another process, {os.getpid()};"
-    with runs.lock(args.out), pytest.raises(BlockingIOError, match=re.escape(told)):
+    with lock_folder(args.out), pytest.raises(BlockingIOError, match=re.escape(told)):
         training.run_all(args, ["max"], lambda args, column: Fake())
     assert not list(args.out.glob("*/*/*/summary.json"))
 
@@ -354,9 +354,9 @@ def test_a_run_goes_on_where_it_began(tmp_path):
     """Another kind of device draws another dropout."""
     stop(tmp_path, 7)
     (path,) = tmp_path.rglob("checkpoint.pt")
-    content = training.runs.load_checkpoint(path)
+    content = training.load_checkpoint(path)
     content["settings"]["device"] = "cuda"
-    training.runs.save_checkpoint(path, content)
+    training.save_checkpoint(path, content)
     with pytest.raises(ValueError, match=r"^device=cpu: .*checkpoint\.pt is of cuda; use another --out"):
         training.run_all(settings(tmp_path), ["max"], lambda args, column: Fake())
 

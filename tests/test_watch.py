@@ -13,13 +13,13 @@ import pytest
 from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
-from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.registration import CORES, NOISE
-from noisy_envs.rendering import viewer
+from noisy_envs.rendering import video, viewer
 from noisy_envs.rendering.viewer import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
-from noisy_envs.training import gymnasium_envs, pictures
-from noisy_envs.training.runs import environment_seed
+from noisy_envs.training import gymnasium_envs
+from noisy_envs.training.settings import derive_seed
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
@@ -106,8 +106,8 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 @posix
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_what_is_closed_is_not_written_to(closed):
-    code = "from noisy_envs.training.runs import quiet_pipe\nimport sys\n"
-    code += "with quiet_pipe():\n    assert not sys.stderr.isatty()"
+    code = "from noisy_envs.training.process import ignore_broken_pipe\nimport sys\n"
+    code += "with ignore_broken_pipe():\n    assert not sys.stderr.isatty()"
     for words in (["-m", "noisy_envs"], ["-c", code]):
         command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-W", "error", *words]
         done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
@@ -169,7 +169,7 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
     args = ppo.load_args(run)
     agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, run, ppo.runs.load_checkpoint(run / "checkpoint.pt"))
+    ppo.load_weights(agent, run, ppo.load_checkpoint(run / "checkpoint.pt"))
     expected = ppo.film(agent, args)
     for path in (run, run / "checkpoint.pt"):
         player = Trained(path, env_id, None)
@@ -254,7 +254,7 @@ def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_give
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "7"]):
         __main__.main(["--watch", CENTROID, "--policy", str(run), *words, "--out", str(tmp_path / "x.gif")])
-    assert [show.episode.seed for show in shown] == [environment_seed(1, "evaluate"), 0, 7]
+    assert [show.episode.seed for show in shown] == [derive_seed(1, "evaluate"), 0, 7]
 
 
 def moved_by(player, tokens):
@@ -398,7 +398,7 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
     ppo = load_agent("adapool")
     args = ppo.load_args(balancing)
     agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, balancing, ppo.runs.load_checkpoint(balancing / "checkpoint.pt"))
+    ppo.load_weights(agent, balancing, ppo.load_checkpoint(balancing / "checkpoint.pt"))
     expected = ppo.film(agent, args)
     player = Trained(balancing, None, None)
     found = film(ForeignShow(CARTPOLE, player, player.seed)).pictures
@@ -690,6 +690,6 @@ class Plain:
 def test_a_film_needs_no_window(short, tmp_path, monkeypatch):
     monkeypatch.setattr(viewer.Window, "show", lambda *_: pytest.fail("a window was opened"))
     monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setattr(pictures, "write_gif", lambda path, frames, fps: path.write_bytes(b"GIF"))
+    monkeypatch.setattr(video, "write_gif", lambda path, frames, fps: path.write_bytes(b"GIF"))
     __main__.main(["--watch", TAG, "--out", str(tmp_path / "x.gif")])
     assert (tmp_path / "x.gif").exists()

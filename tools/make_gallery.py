@@ -18,8 +18,9 @@ from PIL import Image, ImageSequence
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.games.box_world import BoxWorld
-from noisy_envs.training.pictures import write_gif
-from noisy_envs.training.runs import commit, write_atomically
+from noisy_envs.rendering.video import write_gif
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.versions import current_commit
 
 SEED, SIDE, FPS = 1, 400, 10
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -73,7 +74,7 @@ def main() -> None:
             frames = [np.asarray(image.convert("RGB")) for image in ImageSequence.Iterator(images)]
         write_gif(IMAGES / name, small(frames), FPS)
     if not args.films:
-        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": commit()}
+        made = {"script": "tools/make_gallery.py", "policy": "oracle", "seed": SEED, "commit": current_commit()}
         for env_id in ENVIRONMENTS:
             write_gif(IMAGES / "gallery" / f"{env_id.partition('/')[2]}.gif", small(episode(env_id)), FPS)
         write_atomically(IMAGES / "gallery" / "made.json", json.dumps(made, indent=2) + "\n")

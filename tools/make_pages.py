@@ -18,7 +18,7 @@ import gymnasium
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.baselines import reference_returns
 from noisy_envs.registration import CORES, PARALLEL
-from noisy_envs.training.runs import write_atomically
+from noisy_envs.training.files import write_atomically
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = "<!-- made by tools/make_pages.py of the docstrings and the registry: edit those, then run it -->\n"

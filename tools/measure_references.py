@@ -10,7 +10,8 @@ import numpy as np
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.baselines import References, play_reference
-from noisy_envs.training.runs import commit, write_atomically
+from noisy_envs.training.files import write_atomically
+from noisy_envs.training.versions import current_commit
 
 EPISODES, SEED = 4096, 10**6
 TABLE = Path(__file__).parents[1] / "noisy_envs" / "reference_returns.json"
@@ -25,7 +26,7 @@ def main() -> None:
         returns[env_id] = {name: round(float(x.mean()), 4) for name, x in played.items()}
         errors[env_id] = {name: round(float(x.std() / np.sqrt(EPISODES)), 4) for name, x in played.items()}
         print(f"{env_id:40s} {returns[env_id]}  standard errors {errors[env_id]}")
-    head = {"script": "tools/measure_references.py", "seed": SEED, "episodes": EPISODES, "commit": commit()}
+    head = {"script": "tools/measure_references.py", "seed": SEED, "episodes": EPISODES, "commit": current_commit()}
     write_atomically(TABLE, json.dumps({**head, "returns": returns, "standard_errors": errors}, indent=2) + "\n")
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.training.pictures import write_png
-from noisy_envs.training.results import STYLES
-from noisy_envs.training.runs import read_metrics
+from noisy_envs.training.metrics import read_metrics
+from noisy_envs.training.plots import STYLES, write_png
 
 
 def labelled(word: str) -> tuple[str, Path]:

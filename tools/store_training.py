@@ -23,8 +23,8 @@ from store_trajectories import store
 from torch import Tensor
 
 from noisy_envs.nn import pooling
-from noisy_envs.training import runs
 from noisy_envs.training.files import write_atomically
+from noisy_envs.training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "data" / "training"
@@ -73,7 +73,7 @@ def train(head: str, game: str, dtype: str) -> list[dict[str, float]]:
         words = [*SMALL.split(), "--env-id", f"noisy_envs/{game}", "--dropout", dropout, "--run-dir", folder]
         agent.main(words)
         (path,) = Path(folder).glob("*/metrics.csv")
-        return [{key: x for key, x in row.items() if key != "charts/SPS"} for row in runs.read_metrics(path)]
+        return [{key: x for key, x in row.items() if key != "charts/SPS"} for row in read_metrics(path)]
 
 
 def pool(head: str) -> dict[str, np.ndarray]:

@@ -17,9 +17,9 @@ from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace, take_rows
 from noisy_envs.games import box_world_levels
 from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
 from noisy_envs.games.single_agent import SingleAgentGame
-from noisy_envs.validation import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
 
 # what a step brings about; from SOLVED on, the episode is over
 MOVED, BLOCKED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END = range(6)
@@ -239,7 +239,9 @@ class BoxWorld(SingleAgentGame):
             ValueError: if there are too many.
         """
         if self.num_levels > box_world_levels.MOST_KEPT:
-            raise ValueError(f"num_levels={self.num_levels}: at most {box_world_levels.MOST_KEPT} can be kept on a device")
+            raise ValueError(
+                f"num_levels={self.num_levels}: at most {box_world_levels.MOST_KEPT} can be kept on a device"
+            )
         table = self.tables(like)
         if "levels" not in table:
             rows = self.bank.rows(self.start_level + np.arange(self.num_levels))
@@ -282,7 +284,9 @@ class BoxWorld(SingleAgentGame):
         for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.thing).tolist(), strict=True):
             (agent, _), key, *rest = things
             pairs = zip(rest[::2], rest[1::2], strict=True)
-            boxes = (box_world_levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT)
+            boxes = (
+                box_world_levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT
+            )
             found.append(Level(size, agent, tuple(key), tuple(boxes)))
         return found
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisy_envs.validation import Count, check_count, highest, lowest
 from noisy_envs.randomness import Draws
+from noisy_envs.validation import Count, check_count, highest, lowest
 
 KEYS = 19  # colours of keys and locks
 GEM, AGENT, EMPTY, FRAME, ABSENT = range(KEYS, KEYS + 5)

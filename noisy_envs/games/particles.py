@@ -17,9 +17,9 @@ import numpy as np
 from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
 from noisy_envs.games import physics
 from noisy_envs.games.physics import DAMPING, DT
-from noisy_envs.validation import check_array, check_fields, highest, lowest, plain
 from noisy_envs.randomness import STREAM
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import check_array, check_fields, highest, lowest, plain
 
 SELF, ABSENT = 0, -1  # roles of every game
 EVERYONE = slice(None)

@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.games.game import Core
-from noisy_envs.validation import check_choice, check_count, is_int
 from noisy_envs.randomness import MAX_SEED, uniforms
 from noisy_envs.registration import CORES
+from noisy_envs.validation import check_choice, check_count, is_int
 
 LAST_EPISODE = 2**62 - 1  # that a reset may ask for
 Casting = tuple[tuple[int, int, Any], ...]
@@ -106,7 +106,9 @@ def check_render_mode(core: Core, mode: Any, modes: tuple[str, ...]) -> None:
     try:
         check_choice("render_mode", mode, allowed)
     except ValueError as error:
-        needs = f"; to be drawn {core.name} must have `render_modes` and a method `scene`, see noisy_envs.games.game.Core"
+        needs = (
+            f"; to be drawn {core.name} must have `render_modes` and a method `scene`, see noisy_envs.games.game.Core"
+        )
         hint = "" if core.render_modes else needs
         raise ValueError(f"{error}{hint}") from None
 

@@ -11,9 +11,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from noisy_envs.interfaces.common import action_space, casting, check_action, follow, observation_box
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.validation import build, plain
 from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import build, plain
 
 LEARNER = slice(0, 1)  # the first agent
 

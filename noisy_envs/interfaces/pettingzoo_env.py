@@ -10,9 +10,9 @@ from pettingzoo import ParallelEnv
 
 from noisy_envs.interfaces.common import action_space, casting, check_action, driven, follow, observation_box
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.validation import build
 from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import build
 
 
 class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):

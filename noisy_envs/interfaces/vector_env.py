@@ -45,10 +45,10 @@ from noisy_envs.interfaces.functional import (
     pure_step,
     renewing_step,
 )
-from noisy_envs.validation import build, check_choice, check_count, check_flag, plain
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registration import Game, core_class
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import build, check_choice, check_count, check_flag, plain
 
 
 class TokenVectorEnv(VectorEnv[Any, Any, Any]):

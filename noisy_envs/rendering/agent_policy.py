@@ -15,11 +15,12 @@ from typing import Any
 
 from noisy_envs.arrays import Array
 from noisy_envs.games.game import Core
-from noisy_envs.validation import check_choice
 from noisy_envs.registration import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import runs
+from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
 from noisy_envs.training.gymnasium_envs import OneForeign
+from noisy_envs.training.settings import derive_seed
+from noisy_envs.validation import check_choice
 
 AGENTS = Path(__file__).parents[2] / "agents"  # of the checkout
 MEANINGS = ("weight", "influence")
@@ -49,8 +50,8 @@ class Trained:
         """Load the agent; see the class."""
         check_choice("meaning", meaning, MEANINGS)
         self.meaning = meaning
-        checkpoint = runs.checkpoint_path(path)
-        content: Any = runs.load_checkpoint(checkpoint)
+        checkpoint = checkpoint_path(path)
+        content: Any = load_checkpoint(checkpoint)
         self.name = _head(checkpoint, content)
         self._file = load_file(self.name, agents)
         saved = self._file.load_args(checkpoint)
@@ -65,7 +66,7 @@ class Trained:
         self._file.check(args)
         self._args = args = self._file.as_trained(args, saved)
         self.team, self.options = self._file.team(args), self._file.unseen(args, saved)
-        self.seed = runs.environment_seed(args.seed, "evaluate")
+        self.seed = derive_seed(args.seed, "evaluate")
         self._agent = self._file.plain_agent(args, self._file.make_envs(args, 1, "evaluate")[0])
         self._file.load_weights(self._agent, checkpoint, content)
         self._generator = self._file.torch.Generator().manual_seed(args.seed)

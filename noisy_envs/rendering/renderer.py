@@ -101,7 +101,11 @@ NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="rin
 ONE_KEY, OTHER_KEY = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # of 19
 AGENT_CELL, GEM_CELL, HELD_CELL = (
     Kind(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
-    for name, color in (("agent", box_world_levels.AGENT), ("gem", box_world_levels.GEM), ("held key: top left", box_world_levels.FRAME))
+    for name, color in (
+        ("agent", box_world_levels.AGENT),
+        ("gem", box_world_levels.GEM),
+        ("held key: top left", box_world_levels.FRAME),
+    )
 )
 KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
 BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")

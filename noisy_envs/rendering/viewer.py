@@ -12,10 +12,10 @@ from noisy_envs.arrays import Array
 from noisy_envs.games.game import Core
 from noisy_envs.interfaces.common import casting, driven, follow
 from noisy_envs.interfaces.episode import RENDER_FPS, Episode
-from noisy_envs.validation import Count, build, check_choice, highest
 from noisy_envs.registration import CORES, FOREIGN, NOISE, find, in_words, same_start
 from noisy_envs.rendering.window import Window, strokes
 from noisy_envs.training.gymnasium_envs import Game, OneForeign
+from noisy_envs.validation import Count, build, check_choice, highest
 
 if TYPE_CHECKING:
     import pygame

@@ -101,7 +101,7 @@ def new_folder(parent: Path, name: str) -> Path:
             number += 1
 
 
-def lock(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path) -> IO[bytes]:
     """Keep every other process that asks for this lock from a folder, until the returned file is closed.
 
     The system locks the file `.lock` and frees it when the process ends, however it ends; the file stays, and blocks

@@ -23,12 +23,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs import registration
+from noisy_envs.baselines import References
 from noisy_envs.interfaces.functional import Outcome
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.validation import check_count
-from noisy_envs.baselines import References
 from noisy_envs.rendering.window import unseen
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import check_count
 from noisy_envs.wrappers import noisy_tokens, spec_of
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv
 
-from noisy_envs.validation import Count, plain
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import Count, plain
 from noisy_envs.wrappers import transforms, vector
 from noisy_envs.wrappers.episode_clock import Clock
 from noisy_envs.wrappers.introspection import found_spec, num_draws, space_of, spec_of

@@ -15,9 +15,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
-from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
 from noisy_envs.randomness import STREAM, uniforms
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
 from noisy_envs.wrappers.episode_clock import Moment
 
 DISTRIBUTIONS = ("gaussian", "uniform", "marginal")

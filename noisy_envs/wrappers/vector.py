@@ -19,8 +19,8 @@ from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
-from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.wrappers import transforms
 from noisy_envs.wrappers.episode_clock import Clock
 from noisy_envs.wrappers.introspection import num_draws, spec_of, world_space_of
@@ -101,7 +101,9 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(self._rows))
         return shown, rewards, terminated, truncated, info | self._laid_out(facts, self._rows)
 
-    def _show(self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray) -> tuple[Any, transforms.Facts]:
+    def _show(
+        self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray
+    ) -> tuple[Any, transforms.Facts]:
         """Change what the worlds `rows` (R,) show."""
         signal = info.get("signal_mask")
         if signal is not None:

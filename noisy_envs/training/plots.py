@@ -1,31 +1,111 @@
-"""Pictures of a run: its learning curve, scores over levels of noise, and films of episodes."""
+"""Figures of runs: learning curves, scores over levels of noise, panels of several heads."""
 
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 import textwrap
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from noisy_envs.training.files import write_atomically
+from noisy_envs.training.statistics import RESAMPLES, Estimate, Rows, mean_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[Any]
-Picture = npt.NDArray[np.uint8]
+# Okabe and Ito's colours, told apart by the colour-blind too
+COLOURS = {"avgpool": "#0072b2", "maxpool": "#e69f00", "clstoken": "#009e73", "adapool": "#d55e00"}
+HEAD_NAMES = {"avgpool": "AvgPool", "maxpool": "MaxPool", "clstoken": "ClsToken", "adapool": "AdaPool"}
+STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # gaps of the later lines show one that they lie on
+MARKERS = {"avgpool": "s", "maxpool": "^", "clstoken": "D", "adapool": "o"}
 
-FILMS = {".gif": ("PIL", "pillow"), ".mp4": ("imageio_ffmpeg", "imageio-ffmpeg")}  # what writes them: module, package
-MAX_FPS = 50  # players show a GIF's shorter frames more slowly
-EXACT = 128  # colours of a GIF's 256 that are kept to the digit
+
+def format_table(found: dict[str, Any]) -> str:
+    """Write results, as agents/compare.py gathers them, in Markdown: a row for each head, a column for each level."""
+    columns = ["head", *(f"{name}, SNR {snr:.3g}" for name, snr in found["snr"].items()), "drop"]
+    rows = [columns, ["---"] * len(columns)]
+    for head, scores in found["scores"].items():
+        texts = [
+            f"{Estimate(**found['iqm'][head][name])}, n = {len(one)}" if one else "none" for name, one in scores.items()
+        ]
+        drop = str(Estimate(**found["drop"][head])) if head in found["drop"] else "none"
+        rows.append([HEAD_NAMES[head], *texts, drop])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    missing = "\n".join(f"* missing: {cell}: {why}" for cell, why in found["missing"].items())
+    return "\n\n".join(["# Pooling heads over noise levels", *_notes(found), table, missing]).rstrip() + "\n"
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    fewest = min((len(one) for scores in found["scores"].values() for one in scores.values() if one), default=0)
+    notes = [
+        f"`{found['command']}`",
+        f"Runs: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
+        "Normalised score (0 random play, 1 the oracle, or in environments of others what counts as solved) of the "
+        "evaluation at the end: interquartile mean over n seeds, in brackets, from three seeds on, its 95 % interval "
+        f"({RESAMPLES:,} bootstrap resamples of the seeds of each cell). Drop: from the level of least noise to "
+        "that of most.",
+    ]
+    if fewest < 4:
+        notes.append("Of fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
+    if fewest < 10:
+        notes.append(
+            "Intervals of few seeds are too narrow: of 3, 5 and 10 seeds about 76, 89 and 93 % hold the truth."
+        )
+    return notes
+
+
+class Panel(NamedTuple):
+    """A noise level in the figure."""
+
+    title: str
+    random: float
+    oracle: float
+    curves: dict[str, list[Rows]]  # head -> runs, at least one
+    ceiling: str = "oracle"  # whose return `oracle` is
+
+
+def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
+    """Draw a panel for each noise level, as a PNG: lines are means over seeds, shaded their standard errors."""
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(7.5, 3 * columns + 0.6), 2.9 * rows + 0.6), dpi=150, layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    for axes in grid[: len(panels) : columns]:
+        axes.set_ylabel("return of training episodes")
+    handles = {line.get_label(): line for axes in grid[: len(panels)] for line in axes.get_lines()}
+    ceilings = dict.fromkeys(panel.ceiling for panel in panels)
+    labels = [label for label in (*HEAD_NAMES.values(), *ceilings, "random") if label in handles]
+    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=6, frameon=False)
+    write_png(path, figure)
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.axhline(panel.oracle, color="0.35", linestyle="--", linewidth=1, label=panel.ceiling)
+    axes.axhline(panel.random, color="0.35", linestyle=":", linewidth=1, label="random")
+    for number, (head, runs) in enumerate(panel.curves.items()):
+        steps, means, errors = mean_curve(runs)
+        point = "o" if len(steps) == 1 else None  # of which there is no line
+        look: dict[str, Any] = {"color": COLOURS[head], "linestyle": STYLES[number % len(STYLES)], "marker": point}
+        axes.plot(steps, means, **look, linewidth=1.4, label=HEAD_NAMES[head])
+        axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.25)
+    axes.set_xlim(left=0)
 
 
 def plot_curve(
@@ -88,9 +168,9 @@ def plot_scores(path: Path, rows: Sequence[dict[str, Any]], ceiling: str = "orac
 
 def plot_matrix(
     path: Path,
-    values: Array,
-    lows: Array,
-    highs: Array,
+    values: npt.NDArray[Any],
+    lows: npt.NDArray[Any],
+    highs: npt.NDArray[Any],
     rows: Sequence[str],
     columns: Sequence[str],
     title: str,
@@ -159,126 +239,3 @@ def write_png(path: Path, figure: Figure) -> None:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     write_atomically(path, buffer.getvalue())
-
-
-def check_video_path(path: Path) -> None:
-    """Refuse a path to which `write_video` could not write, before an episode is played for it.
-
-    Raises:
-        ValueError: for a suffix but .gif and .mp4, or without the package that writes it.
-        FileExistsError: nothing is ever overwritten.
-        NotADirectoryError, PermissionError: its folder cannot be made, or not be written.
-    """
-    if path.suffix.lower() not in FILMS:
-        raise ValueError(f"a video must end in {' or '.join(FILMS)}, got {path}")
-    module, package = FILMS[path.suffix.lower()]
-    if find_spec(module) is None:
-        raise ValueError(f"{path} needs a package that is not installed: pip install {package}")
-    if path.exists():
-        raise FileExistsError(f"{path} exists; take another name, or remove it first")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{path} cannot be made: {folder} is not a folder")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{path} cannot be made: {folder} may not be written")
-
-
-def write_video(path: Path, frames: Sequence[Picture], fps: int) -> None:
-    """Write images (H, W, 3) of one size as a new GIF or MP4, by the suffix; its folder is made.
-
-    Raises:
-        ValueError: for frames or `fps` (1 to 50) that make no video.
-        OSError, ValueError: for the path, see `check_video_path`.
-    """
-    check_video_path(path)
-    _check_frames(frames, fps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".gif":
-        write_gif(path, frames, fps)
-    else:
-        _write_mp4(path, frames, fps)
-
-
-def write_gif(path: Path, frames: Sequence[Picture], fps: int) -> None:
-    """Write images (H, W, 3) of one size as an endless GIF, in place of the one that was there.
-
-    Raises:
-        ValueError: for frames or `fps` (1 to 50) that make no video.
-    """
-    from PIL import Image
-
-    _check_frames(frames, fps)
-    palette = _palette(np.concatenate(frames[:: max(1, len(frames) // 8)]))  # one for all, or colours would flicker
-    packed = [_packed(frame) for frame in frames]
-    shown = np.zeros(256**3, bool)
-    for picture in packed:
-        shown[picture] = True
-    place = np.zeros(256**3, np.uint8)  # of a colour in the palette; Pillow's own search takes neighbours for one
-    for color in np.flatnonzero(shown):
-        place[color] = np.square(palette - _unpacked(color)).sum(axis=1).argmin()
-    images = [Image.fromarray(place[picture]) for picture in packed]
-    for image in images:
-        image.putpalette(palette.astype(np.uint8).tobytes())
-    buffer = io.BytesIO()
-    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
-    write_atomically(path, buffer.getvalue())
-
-
-def _palette(pixels: Picture) -> Array:
-    """Return 256 colours (256, 3): the most frequent of the pixels (H, W, 3) as they are, the others summed up.
-
-    Markers are few pixels of a colour of their own, halos many of colours that hardly differ.
-    """
-    from PIL import Image
-
-    packed = _packed(pixels)
-    colors, counts = np.unique(packed, return_counts=True)
-    kept = colors[np.argsort(-counts)[:EXACT]]
-    others = pixels[~np.isin(packed, kept)]  # (n, 3)
-    if not len(others):
-        return _unpacked(np.resize(kept, 256))
-    summed = Image.fromarray(others[None]).quantize(256 - EXACT).getpalette() or []
-    return np.resize(np.concatenate([_unpacked(kept), np.reshape(summed, (-1, 3))]), (256, 3))
-
-
-def _packed(pixels: Picture) -> Array:
-    """Turn pixels (..., 3) into one number each."""
-    return pixels.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
-
-
-def _unpacked(numbers: Any) -> Array:
-    """Turn such numbers into pixels again, whole numbers (..., 3)."""
-    return np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=-1)
-
-
-def _write_mp4(path: Path, frames: Sequence[Picture], fps: int) -> None:
-    """Write images (H, W, 3) as H.264, which every browser plays."""
-    import imageio_ffmpeg
-
-    height, width, _ = frames[0].shape
-    margins = ((0, height % 2), (0, width % 2), (0, 0))  # H.264 halves the colours' resolution: sizes must be even
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        unfinished = Path(folder) / "video.mp4"
-        size = (width + width % 2, height + height % 2)
-        writer = imageio_ffmpeg.write_frames(unfinished, size, fps=fps, quality=8, macro_block_size=2)
-        writer.send(None)
-        for frame in frames:
-            writer.send(np.ascontiguousarray(np.pad(frame, margins, mode="edge")))
-        writer.close()
-        written = imageio_ffmpeg.count_frames_and_secs(unfinished)[0]  # ffmpeg's exit status is not handed on
-        if written != len(frames):
-            raise OSError(f"ffmpeg wrote {written} of {len(frames)} frames of {path}")
-        unfinished.replace(path)
-
-
-def _check_frames(frames: Sequence[Picture], fps: int) -> None:
-    if not 1 <= fps <= MAX_FPS:
-        raise ValueError(f"fps must be 1 to {MAX_FPS}, got {fps}")
-    if not len(frames):
-        raise ValueError("a video must have a frame, got none")
-    for number, frame in enumerate(frames):
-        if frame.dtype != np.uint8 or frame.shape != (*frames[0].shape[:2], 3):
-            raise ValueError(
-                f"frames must be uint8 of one shape (H, W, 3), got {frame.dtype} {frame.shape} as frame {number}, "
-                f"{frames[0].shape} as frame 0"
-            )

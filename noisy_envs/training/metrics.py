@@ -1,0 +1,180 @@
+"""Scalars of a run: `metrics.csv`, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from noisy_envs.training.checkpoint import _plain
+from noisy_envs.training.files import naming, write_atomically
+
+
+class ColumnMismatch(ValueError):
+    """A `metrics.csv` holds other columns than are to be written."""
+
+
+class MetricsLogger:
+    """Writes scalars to `metrics.csv`, to TensorBoard and to a tracker; a resumed run continues all of them.
+
+    Args:
+        folder: of the run.
+        names: the columns, beside `global_step`.
+        resume_at: drop rows beyond this step, which a checkpoint does not know.
+        tracker: to which rows are sent as well; whoever started it closes it.
+
+    Raises:
+        ValueError: the `metrics.csv` to continue is damaged, or `ColumnMismatch`.
+    """
+
+    def __init__(
+        self, folder: Path, names: Sequence[str], resume_at: int | None = None, tracker: WandbRun | None = None
+    ) -> None:
+        """Open all; see the class."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.path, self.names = folder / "metrics.csv", ("global_step", *names)
+        self.rows: list[dict[str, float]] = []
+        if resume_at is not None and self.path.exists():
+            self.rows = [row for row in read_metrics(self.path) if row["global_step"] <= resume_at]
+        if self.rows:
+            self._check(self.rows[0])
+        write_atomically(self.path, self._text(self.rows, header=True))
+        self._board = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
+        self._tracker = tracker
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """Record one value for each name at a step."""
+        row = {"global_step": step, **values}
+        self._check(row)
+        self.rows.append(row)
+        with naming(self.path), open(self.path, "a", newline="", encoding="utf-8", opener=_open_existing) as file:
+            file.write(self._text([row], header=False))
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+        if self._tracker is not None:
+            self._tracker.log(step, values)
+
+    def note(self, name: str, content: dict[str, Any]) -> None:
+        """Show settings in TensorBoard, as a table."""
+        rows = "\n".join(f"|{key}|{value}|" for key, value in content.items())
+        self._board.add_text(name, f"|name|value|\n|-|-|\n{rows}")
+
+    def close(self) -> None:
+        """Flush and close TensorBoard's file."""
+        self._board.close()
+
+    def _check(self, row: dict[str, float]) -> None:
+        if row.keys() != set(self.names):
+            differing = ", ".join(sorted(row.keys() ^ set(self.names)))
+            raise ColumnMismatch(
+                f"{self.path} must have the same columns throughout, these come or go: {differing}; "
+                "a run goes on by the version of the program that began it"
+            )
+
+    def _text(self, rows: list[dict[str, float]], header: bool) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.names, lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+def _open_existing(path: str, flags: int) -> int:
+    """Open a file without making it: one that vanished would begin again without its header."""
+    return os.open(path, flags & ~os.O_CREAT)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read a `metrics.csv`; the last line is left out if a kill cut it short.
+
+    Raises:
+        ValueError: naming another line that does not hold a number for each column.
+    """
+    whole = path.read_bytes().rpartition(b"\n")[0]  # a line without its end may hold half of a number
+    header, *lines = whole.decode(errors="replace").split("\n")
+    names, rows = next(csv.reader([header])), []
+    for number, line in enumerate(lines, 2):
+        try:
+            step, *values = map(float, next(csv.reader([line])))
+            rows.append(dict(zip(names, [int(step), *values], strict=True)))
+        except (ValueError, csv.Error):
+            if number <= len(lines):
+                raise ValueError(f"{path}, line {number}: must be {len(names)} numbers, got {line!r}") from None
+    return rows
+
+
+def import_wandb() -> Any:
+    """Return the module of Weights & Biases.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ValueError(f"tracking needs Weights & Biases ({error}): pip install wandb") from None
+    if not hasattr(wandb, "init"):  # a folder `wandb`, as runs leave it, passes for a package
+        raise ValueError("tracking needs Weights & Biases (there is but a folder of its name): pip install wandb")
+    return wandb
+
+
+class WandbRun:
+    """Sends a run's scalars to Weights & Biases; `start_wandb` makes it."""
+
+    def __init__(self, run: Any) -> None:
+        """Take a run that `wandb.init` started."""
+        self._run = run
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Send one value for each name at a step.
+
+        What Weights & Biases has seen is not sent again: a resumed run repeats the steps that no checkpoint knew.
+        """
+        if step >= self._run.starting_step:
+            self._run.log(values, step=step)
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        """Show results of the whole run, such as its evaluation."""
+        self._run.summary.update(_plain(values))
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        self._run.finish()
+
+
+def start_wandb(project: str, name: str, config: dict[str, Any], folder: Path, resume: bool) -> WandbRun:
+    """Start to track a run on Weights & Biases, or go on with what was tracked before.
+
+    Args:
+        project: where it is shown.
+        name: how it is called there.
+        config: settings to show.
+        folder: of the run, which keeps its id in `wandb_id`.
+        resume: continue the one of this id, if there is one.
+
+    Raises:
+        ValueError: Weights & Biases is not installed, or does not start, say because nobody signed in.
+    """
+    wandb = import_wandb()
+    known = folder / "wandb_id"
+    if not (resume and known.exists()):
+        write_atomically(known, secrets.token_hex(4) + "\n")
+    try:
+        run = wandb.init(
+            project=project,
+            name=name,
+            config=_plain(config),
+            dir=folder,
+            id=known.read_text(encoding="utf-8").strip(),
+            resume="allow" if resume else None,
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs no account") from None
+    return WandbRun(run)
