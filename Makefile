@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 # What has a GPU to run on, also where no package can be installed: PYTHON needs pytest, pytest-xdist and the extra [agents].
-GPU_TESTS := $(addprefix tests/test_,attention.py device_step.py gpu.py kernels.py layer_kernels.py narrow_layers.py numbers.py padding.py \
-	pooling.py pure_step.py supervised.py synthetic.py vector.py)
+GPU_TESTS := $(addprefix tests/,nn interfaces/test_device_step.py interfaces/test_functional.py interfaces/test_padding.py \
+	interfaces/test_vector_env.py supervised/test_supervised.py supervised/test_synthetic.py training/test_gpu.py)
 
 .PHONY: help demo test test-process test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
 

@@ -8,7 +8,7 @@ own `nn.TransformerEncoder` with mean pooling, PPO in the manner of CleanRL. Our
 runs it, on the same game: one predator learns, three prey act at random, 28 obstacles collide with nothing. Batch,
 minibatch, epochs, sizes of the network, dropout and threads are the same on both sides, and the KL penalty is off.
 Differences: torch's attention has biases, a pooling head may have weights, MPE2 draws other starts. That the rules are
-the same is shown by tests/test_mpe2_parity.py, that the tokens are by a check before each measurement here.
+the same is shown by tests/games/test_mpe2_parity.py, that the tokens are by a check before each measurement here.
 
 Timed are whole iterations, rollout and update, after warm-up; not the start of the process or its evaluation.
 `B` worlds, `T` steps, `N` tokens, `H` width of an embedding.

@@ -112,7 +112,7 @@ class SimpleTag(ParticleGame):
     predators are shown; continuous actions outside 0 … 1 are clipped without a warning; bodies at one point feel no
     force instead of NaN; no curriculum, no partial observation, no end on success. Where only one of both kinds
     collides, which MPE2's arguments cannot ask for, touches are paid to nobody. All else is MPE2's to the digit:
-    `tests/test_mpe2_parity.py` steps both from equal states. From the paper's code: bodies at one point, too.
+    `tests/games/test_mpe2_parity.py` steps both from equal states. From the paper's code: bodies at one point, too.
 
     ## Version History
     * v0: first version.

@@ -18,9 +18,12 @@ from noisy_envs.training.files import write_atomically
 Array = npt.NDArray[Any]
 Picture = npt.NDArray[np.uint8]
 
-FILMS = {".gif": ("PIL", "pillow"), ".mp4": ("imageio_ffmpeg", "imageio-ffmpeg")}  # what writes them: module, package
+VIDEO_WRITERS = {
+    ".gif": ("PIL", "pillow"),
+    ".mp4": ("imageio_ffmpeg", "imageio-ffmpeg"),
+}  # what writes them: module, package
 MAX_FPS = 50  # players show a GIF's shorter frames more slowly
-EXACT = 128  # colours of a GIF's 256 that are kept to the digit
+EXACT_COLOURS = 128  # colours of a GIF's 256 that are kept to the digit
 
 
 def check_video_path(path: Path) -> None:
@@ -31,9 +34,9 @@ def check_video_path(path: Path) -> None:
         FileExistsError: nothing is ever overwritten.
         NotADirectoryError, PermissionError: its folder cannot be made, or not be written.
     """
-    if path.suffix.lower() not in FILMS:
-        raise ValueError(f"a video must end in {' or '.join(FILMS)}, got {path}")
-    module, package = FILMS[path.suffix.lower()]
+    if path.suffix.lower() not in VIDEO_WRITERS:
+        raise ValueError(f"a video must end in {' or '.join(VIDEO_WRITERS)}, got {path}")
+    module, package = VIDEO_WRITERS[path.suffix.lower()]
     if find_spec(module) is None:
         raise ValueError(f"{path} needs a package that is not installed: pip install {package}")
     if path.exists():
@@ -95,11 +98,11 @@ def _palette(pixels: Picture) -> Array:
 
     packed = _packed(pixels)
     colors, counts = np.unique(packed, return_counts=True)
-    kept = colors[np.argsort(-counts)[:EXACT]]
+    kept = colors[np.argsort(-counts)[:EXACT_COLOURS]]
     others = pixels[~np.isin(packed, kept)]  # (n, 3)
     if not len(others):
         return _unpacked(np.resize(kept, 256))
-    summed = Image.fromarray(others[None]).quantize(256 - EXACT).getpalette() or []
+    summed = Image.fromarray(others[None]).quantize(256 - EXACT_COLOURS).getpalette() or []
     return np.resize(np.concatenate([_unpacked(kept), np.reshape(summed, (-1, 3))]), (256, 3))
 
 

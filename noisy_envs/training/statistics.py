@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-DRAWN = 2**22  # numbers that a bootstrap draws at a time, 32 MiB
+MAX_DRAWS = 2**22  # numbers that a bootstrap draws at a time, 32 MiB
 
 
 def bootstrap_interval(
@@ -25,7 +25,7 @@ def bootstrap_interval(
         raise ValueError(f"values must be (n,), n from 1, and finite, got {np.shape(values)}, {bad} of them not finite")
     if len(values) == 1:
         return np.nan, np.nan
-    generator, rows = np.random.default_rng(seed), max(1, DRAWN // len(values))
+    generator, rows = np.random.default_rng(seed), max(1, MAX_DRAWS // len(values))
     means = [
         values[generator.integers(0, len(values), (min(rows, resamples - done), len(values)))].mean(axis=1)
         for done in range(0, resamples, rows)

@@ -366,7 +366,7 @@ def ppo() -> Any:
     """Import the agent under its own name."""
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    path = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
+    path = Path(__file__).parents[2] / "agents" / "ppo_adapool.py"
     spec = importlib.util.spec_from_file_location("ppo_adapool", path)
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get("ppo_adapool")

@@ -1,6 +1,6 @@
 """On a GPU, compiled and recorded training is plain training, and goes on where it stopped. `make test-gpu` runs it.
 
-`NOISY_ENVS_GPU_TESTS_ON_CPU=1 python -m pytest tests/test_gpu.py` tries the tests themselves where there is no GPU.
+`NOISY_ENVS_GPU_TESTS_ON_CPU=1 pytest tests/training/test_gpu.py` tries the tests themselves where there is no GPU.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ from noisy_envs.training.files import lock_folder
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, Panel, plot_panels
 from noisy_envs.training.statistics import drop, estimate, iqm, mean_curve
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 

@@ -164,7 +164,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
         [sys.executable, "-c", code, tmp_path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     ) as holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(BlockingIOError, match=f"in use by another process, {holder.pid}; wait"):

@@ -45,7 +45,7 @@ from noisy_envs.games.box_world_levels import (
 from noisy_envs.randomness import MAX_SEED, episode_key, uniforms
 
 BOX_WORLD = "noisy_envs/BoxWorld-v0"
-DATA = Path(__file__).parent / "data" / "boxworld_entities.npz"
+DATA = Path(__file__).parents[1] / "data" / "boxworld_entities.npz"
 MOVE = {"U": 0, "D": 1, "L": 2, "R": 3}
 STEP = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 EVENT = {".": MOVED, "x": BLOCKED, "k": TOOK_KEY, "o": OPENED_BOX, "*": SOLVED, "-": DEAD_END}
@@ -552,7 +552,7 @@ def test_levels_are_the_same_in_a_fresh_process(seed):  # C49
     environment = os.environ | {"PYTHONHASHSEED": seed}
     run = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """The GPU's kernels are scaled dot-product attention.
 
-Without a GPU they can be tested where Triton is installed: `TRITON_INTERPRET=1 python -m pytest tests/test_kernels.py`.
+Without a GPU they can be tested where Triton is installed: `TRITON_INTERPRET=1 pytest tests/nn`.
 """
 
 import os

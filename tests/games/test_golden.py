@@ -10,7 +10,7 @@ from noisy_envs.games.particles import ParticleGame, State
 from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.games.simple_tag import MPE, SimpleTag
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 RECORDINGS: dict[str, ParticleGame] = {
     "centroid_0.npz": SimpleCentroid(1, 3, 28),
     "centroid_2.npz": SimpleCentroid(2, 4, 6),

@@ -48,7 +48,7 @@ def used(monkeypatch):
 
     kernels = SimpleNamespace(WIDEST=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
     monkeypatch.setattr(small_layers, "HAS_KERNELS", True)
-    monkeypatch.setattr(small_layers, "layer_kernels", kernels, raising=False)
+    monkeypatch.setattr(small_layers, "triton_layers", kernels, raising=False)
     compile_here(monkeypatch, True)
     # torch's own would look for the GPU that is not there
     monkeypatch.setattr(F, "linear", lambda inputs, *_: used.append("torch's linear") or inputs)

@@ -1,7 +1,7 @@
 """The GPU's kernels of narrow layers are torch's layers.
 
 Without a GPU they can be tested where Triton is installed: `TRITON_INTERPRET=1 python -m pytest
-tests/test_layer_kernels.py`.
+tests/nn/test_triton_layers.py`.
 """
 
 import os

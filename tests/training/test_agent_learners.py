@@ -71,7 +71,7 @@ def test_a_batch_holds_the_experience_of_all(ppo, trainer, learners):
 def test_each_row_is_what_that_learner_sees_in_a_game_of_its_own(ppo, trainer, learners):
     """PettingZoo's view, which shares no step with the learning loop, is played with the same actions."""
     args, batch = trainer.args, play(ppo, trainer)
-    game, parameters = ppo.registry.find(args.env_id)
+    game, parameters = ppo.registration.find(args.env_id)
     views = batch.tokens.unflatten(1, (4, learners)).numpy()
     actions = batch.actions.unflatten(1, (4, learners)).numpy()
     rewards = batch.rewards.unflatten(1, (4, learners)).numpy()

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from noisy_envs.nn.pooling import AdaPool
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 POOLS = ("avg", "max", "cls", "ada")
 
 

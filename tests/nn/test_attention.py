@@ -112,7 +112,7 @@ def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
         return [projected.new_empty(2, 9, 4)]
 
     monkeypatch.setattr(attention, "HAS_KERNELS", True)
-    monkeypatch.setattr(attention, "kernels", SimpleNamespace(WIDEST=2, attend=attend), raising=False)
+    monkeypatch.setattr(attention, "triton_attention", SimpleNamespace(WIDEST=2, attend=attend), raising=False)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *_, scale: query)
     # tensors of a GPU that is not there, and that torch's own attention, like `torch.autocast`, would look for
     with FakeTensorMode():

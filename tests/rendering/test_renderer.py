@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def run_clean(code: str, expect: int = 0, driver: str | None = None) -> str:
     """
     script = textwrap.dedent(head) + textwrap.dedent(code)
     command = [sys.executable, "-W", "error", "-c", script]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = str(Path(__file__).parents[2])
     env = kept | ({"SDL_VIDEODRIVER": driver} if driver else {})
     ran = subprocess.run(command, check=False, env=env, cwd=root, capture_output=True, text=True, timeout=60)
     assert ran.returncode == expect, ran.stderr
