@@ -44,9 +44,9 @@ from tqdm import tqdm
 
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.nn.attention import narrow_attention
 from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.rendering.playback import make_playback
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
@@ -854,24 +854,19 @@ def overlap(args: Args, trained: Args) -> dict[str, float]:
 
 def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
-    game, parameters = registration.find(args.env_id)
-    env: Any
-    if is_foreign(args):
-        env = gymnasium_envs.OneForeign(game_of(args))
-    else:
-        env = ParallelTokenEnv(game, "rgb_array", team(args), **(parameters | unseen(args, trained)))
-    observations, _ = env.reset(seed=derive_seed(args.seed, "evaluate"))
-    agent.spec = env.token_spec
+    seed = derive_seed(args.seed, "evaluate")
+    playback = make_playback(args.env_id, unseen(args, trained), team(args), seed)
+    agent.spec = playback.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
     frames: list[Any] = []
     with torch.inference_mode():
-        while env.agents:
-            tokens = torch.from_numpy(np.stack(list(observations.values()))).to(args.device)
+        while not playback.done:
+            tokens = torch.from_numpy(playback.tokens).to(args.device)
             actions = decide(agent, tokens, args, generator).cpu().numpy()
-            frames.append(env.render(weights=agent.token_weights(tokens)[0].cpu().numpy()))
-            observations, *_ = env.step(dict(zip(env.agents, actions, strict=True)))
-    frames.append(env.render())
-    env.close()
+            frames.append(playback.render(agent.token_weights(tokens)[0].cpu().numpy()))
+            playback.step(actions)
+    frames.append(playback.render())
+    playback.close()
     return frames
 
 

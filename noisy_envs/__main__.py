@@ -15,8 +15,9 @@ from noisy_envs.baselines import reference_returns
 from noisy_envs.interfaces.common import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.rendering.playback import make_playback, record
 from noisy_envs.rendering.video import check_video_path, write_video
-from noisy_envs.rendering.viewer import Player, Reference, Viewer, film, policies, show_of
+from noisy_envs.rendering.viewer import BaselinePolicy, Policy, Viewer, baseline_names
 from noisy_envs.rendering.window import has_display
 from noisy_envs.training.process import EXIT_INTERRUPTED, ignore_broken_pipe, memory_errors
 from noisy_envs.validation import did_you_mean
@@ -55,29 +56,29 @@ def table() -> str:
 
 def check_policy(policy: str, env_id: str | None) -> None:
     """Raise ValueError unless a policy is one of the id's reference policies, or a file or folder that exists."""
-    known = policies(env_id)
+    known = baseline_names(env_id)
     if policy not in known and not Path(policy).exists():
         one_of = f"one of {', '.join(known)}, or " if known else ""
         allowed = f"{one_of}the folder or checkpoint of a run, and there is no such file"
         raise ValueError(f"policy={policy!r}: {did_you_mean(policy, known)}must be {allowed}")
 
 
-def make_player(
-    policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None, halos: str
-) -> Player:
+def make_policy(
+    policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None, overlay: str
+) -> Policy:
     """Return a reference policy by its name, or the agent of a checkpoint by its path.
 
     Raises:
         ValueError, OSError: naming what does not fit.
     """
-    if env_id is not None and policy in policies(env_id):
-        if halos != "weight":
-            raise ValueError(f"halos={halos!r}: are of a trained agent, --policy RUN, and {policy!r} has none")
-        return Reference(policy, env_id, noise, seed)
+    if env_id is not None and policy in baseline_names(env_id):
+        if overlay != "attention":
+            raise ValueError(f"overlay={overlay!r}: expected a trained agent, --policy RUN; {policy!r} has no weights")
+        return BaselinePolicy(policy, env_id, noise, seed)
     try:
         from noisy_envs.rendering.agent_policy import AGENTS, Trained
 
-        return Trained(Path(policy), env_id, noise, agents or AGENTS, halos)
+        return Trained(Path(policy), env_id, noise, agents or AGENTS, overlay)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"policy={policy!r}: agents need more packages ({error}): pip install -e '.[agents]'"
@@ -91,22 +92,23 @@ def watch(args: argparse.Namespace) -> None:
         ValueError, TypeError, OSError: naming what cannot be watched, or written, before anything is played.
     """
     env_id = None if args.watch is None else canonical(args.watch, "watch")
-    policy = args.policy or ("oracle" if "oracle" in policies(env_id) else "random")
-    check_policy(policy, env_id)
+    name = args.policy or ("oracle" if "oracle" in baseline_names(env_id) else "random")
+    check_policy(name, env_id)
     if args.out is not None:
         check_video_path(args.out)
     elif not has_display():
         raise ValueError("there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4")
     seed = None if args.seed is None else check_seed(args.seed)
-    player = make_player(policy, env_id, args.num_noise, seed or 0, args.agents_dir, args.halos)
-    show = show_of(player, player.seed if seed is None else seed)
+    policy = make_policy(name, env_id, args.num_noise, seed or 0, args.agents_dir, args.overlay)
+    seed = policy.seed if seed is None else seed
+    playback = make_playback(policy.env_id, policy.env_kwargs, policy.learners, seed)
     if args.out is None:
-        Viewer(show).run()
+        Viewer(policy, playback).run()
         return
-    pictures, share = film(show)
-    write_video(args.out, pictures, RENDER_FPS)
-    told = "" if share is None else f"; signal has {share:.1%} of the {args.halos}"
-    print(f"see {args.out}: return {show.episode.total_return:.3f} in {show.episode.clock} steps{told}")
+    frames, share = record(playback, policy.act, args.overlay)
+    write_video(args.out, frames, RENDER_FPS)
+    on_signal = "" if share is None else f"; signal has {share:.1%} of the {args.overlay}"
+    print(f"see {args.out}: return {playback.total_return:.3f} in {playback.clock} steps{on_signal}")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -136,8 +138,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--out", type=Path, metavar="FILE", help="write an episode as FILE.gif or FILE.mp4 instead of opening a window"
     )
     parser.add_argument(
-        "--halos", choices=("weight", "influence"), default="weight",
-        help="what they show of a token: its weight in the pool, or how much the action moves with what it says",
+        "--overlay", choices=("attention", "saliency"), default="attention",
+        help="weights of the tokens to show: attention in the pool, or saliency, how strongly each token influences "
+        "the action",
     )  # fmt: skip
     parser.add_argument(
         "--agents-dir", type=Path, metavar="DIR", help="where ppo_*.py lie (default: agents of the checkout)"

@@ -14,16 +14,15 @@ from types import ModuleType
 from typing import Any
 
 from noisy_envs.arrays import Array
-from noisy_envs.games.game import Core
 from noisy_envs.registration import FOREIGN, find
+from noisy_envs.rendering.playback import Playback
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
-from noisy_envs.training.gymnasium_envs import OneForeign
 from noisy_envs.training.settings import derive_seed
 from noisy_envs.validation import check_choice
 
 AGENTS = Path(__file__).parents[2] / "agents"  # of the checkout
-MEANINGS = ("weight", "influence")
+OVERLAYS = ("attention", "saliency")
 
 
 class Trained:
@@ -38,18 +37,18 @@ class Trained:
         noise: how many noise tokens; None for as many as in training, or, where the id is another, as that has. All
             others start as in training.
         agents: the folder of agents/ppo_*.py.
-        meaning: what it gives of each token, "weight" in the pool, or "influence" on the action.
+        overlay: weights of the tokens: "attention", in the pool, or "saliency", for the action.
 
     Raises:
         ValueError, OSError: naming what is missing or does not fit.
     """
 
     def __init__(
-        self, path: Path, env_id: str | None, noise: int | None, agents: Path = AGENTS, meaning: str = "weight"
+        self, path: Path, env_id: str | None, noise: int | None, agents: Path = AGENTS, overlay: str = "attention"
     ) -> None:
         """Load the agent; see the class."""
-        check_choice("meaning", meaning, MEANINGS)
-        self.meaning = meaning
+        check_choice("overlay", overlay, OVERLAYS)
+        self.overlay = overlay
         checkpoint = checkpoint_path(path)
         content: Any = load_checkpoint(checkpoint)
         self.name = _head(checkpoint, content)
@@ -65,21 +64,15 @@ class Trained:
         args = dataclasses.replace(saved, **here)
         self._file.check(args)
         self._args = args = self._file.as_trained(args, saved)
-        self.team, self.options = self._file.team(args), self._file.unseen(args, saved)
+        self.learners, self.env_kwargs = self._file.team(args), self._file.unseen(args, saved)
         self.seed = derive_seed(args.seed, "evaluate")
         self._agent = self._file.plain_agent(args, self._file.make_envs(args, 1, "evaluate")[0])
         self._file.load_weights(self._agent, checkpoint, content)
         self._generator = self._file.torch.Generator().manual_seed(args.seed)
 
-    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array]:
-        """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,)."""
-        actions, weights = self._decide(core.observe(state, agents)[0], core.token_spec)
-        return actions[None], weights
-
-    def act_in(self, world: OneForeign) -> tuple[Any, Array]:
-        """Return an action that an environment of others takes, and the weights (N,) of its tokens."""
-        actions, weights = self._decide(world.tokens[None], world.token_spec)
-        return world.to_range(actions[0]), weights
+    def act(self, playback: Playback) -> tuple[Array, Array]:
+        """Return actions (n, ...) of the controlled agents, and the weights (N,) of the first one's tokens."""
+        return self._decide(playback.tokens, playback.token_spec)
 
     def _decide(self, tokens: Array, spec: TokenSpec) -> tuple[Array, Array]:
         """Return actions (n, ...) for what n agents see (n, N, D), and the first one's weights (N,)."""
@@ -88,11 +81,11 @@ class Trained:
         seen = torch.from_numpy(tokens)
         with torch.inference_mode():
             actions = self._file.decide(self._agent, seen, self._args, self._generator).numpy()
-            if self.meaning == "weight":
+            if self.overlay == "attention":
                 return actions, self._agent.token_weights(seen)[0].numpy()
-        return actions, self._influence(seen[:1])
+        return actions, self._saliency(seen[:1])
 
-    def _influence(self, seen: Any) -> Array:
+    def _saliency(self, seen: Any) -> Array:
         """Return how much the action moves with what a token says (1, N, D), its role aside: (N,), 1 in all.
 
         It is the norm of the derivative of the mean action, or of the logarithms of the probabilities, by a token.
@@ -103,8 +96,8 @@ class Trained:
         found = self._agent.normal(parameters)[0] if self._agent.continuous else parameters.log_softmax(-1)
         slopes = torch.stack([torch.autograd.grad(one, seen, retain_graph=True)[0][0] for one in found[0]])
         norms = slopes.square().sum(dim=(0, 2)).sqrt()
-        influence: Array = (norms / norms.sum().clamp(min=1e-30)).numpy()
-        return influence
+        saliency: Array = (norms / norms.sum().clamp(min=1e-30)).numpy()
+        return saliency
 
 
 def load_file(head: str, agents: Path) -> ModuleType:

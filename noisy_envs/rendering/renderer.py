@@ -110,7 +110,7 @@ AGENT_CELL, GEM_CELL, HELD_CELL = (
 KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
 BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")
 CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
-WEIGHT = Kind("weight", 0.0, AMBER, shape="halo")  # in the legend alone
+WEIGHT = Kind("attention", 0.0, AMBER, shape="halo")  # in the legend alone
 
 
 def _seen(state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
@@ -196,7 +196,7 @@ class Renderer:
         self._window = Window(core.name, (size, size), fps)
 
     def draw(
-        self, state: Any, step: int, total_return: float, weights: Any = None, meaning: str = "weight"
+        self, state: Any, step: int, total_return: float, weights: Any = None, overlay: str = "attention"
     ) -> Picture | None:
         """Draw one world.
 
@@ -206,7 +206,7 @@ class Renderer:
             total_return: sum of rewards so far, for the caption.
             weights: (N,) weights of a pooling head over the tokens of the first agent, or (w, w) over pixels, none
                 negative. The largest gets the strongest halo.
-            meaning: what they are, in the legend.
+            overlay: name of the weights in the legend.
 
         Returns:
             A new array uint8 (size, size, 3), or None in mode "human", where nothing is drawn any more once the person
@@ -218,7 +218,7 @@ class Renderer:
         own = getattr(self.core, "scene", None)
         scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)
         if weights is not None:
-            scene = replace(scene, kinds=(*scene.kinds, WEIGHT._replace(name=meaning)))
+            scene = replace(scene, kinds=(*scene.kinds, WEIGHT._replace(name=overlay)))
         # + 0.0 turns -0.0 into 0.0
         picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
         if self.mode == "human":

@@ -28,7 +28,7 @@ SHARE = 0.6  # of the width that signal has at least, so that the names of a few
 
 
 def under(
-    picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec, meaning: str
+    picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec, overlay: str
 ) -> Picture:
     """Add a strip with a bar for each token, as high as its weight against the largest: (H + h, W, 3).
 
@@ -38,7 +38,7 @@ def under(
         signal: bool (N,); these tokens come first, in dark green, the others in light red.
         tokens: (N, D), whose roles order and name the bars; padding has none.
         spec: what they mean.
-        meaning: what the weights are.
+        overlay: name of the weights in the legend.
     """
     import pygame
 
@@ -55,7 +55,7 @@ def under(
             pygame.draw.rect(strip, SIGNAL if signal[token] else NOISE, bar)
         if words:
             _name(strip, names, edges, floor)
-            _explain(strip, f"{meaning}, the largest {weights.max():.2f}")
+            _explain(strip, f"{overlay}, the largest {weights.max():.2f}")
     pixels = np.frombuffer(pygame.image.tobytes(strip, "RGB"), np.uint8).reshape(strip.get_height(), width, 3)
     return np.concatenate([picture, pixels])
 
@@ -101,7 +101,7 @@ def _name(strip: pygame.Surface, names: list[str], edges: list[tuple[int, int]],
                 break
 
 
-def _explain(strip: pygame.Surface, meaning: str) -> None:
+def _explain(strip: pygame.Surface, text: str) -> None:
     """Write above the bars what their height and colours mean."""
     import pygame
 
@@ -111,7 +111,7 @@ def _explain(strip: pygame.Surface, meaning: str) -> None:
         label = _font().render(name, True, INK)
         strip.blit(label, label.get_rect(midleft=(x + 15, ROW // 2)))
         x += 15 + label.get_width() + MARGIN
-    label = _font().render(meaning, True, INK)
+    label = _font().render(text, True, INK)
     strip.blit(label, label.get_rect(midright=(strip.get_width() - MARGIN, ROW // 2)))
 
 
