@@ -385,7 +385,7 @@ def made(ppo: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def keeping(maker: Any) -> Any:
         return lambda *args, **options: (made.append(maker(*args, **options)), made[-1])[1]
 
-    for module, name in ((gymnasium, "make_vec"), (ppo, "ParallelTokenEnv")):
+    for module, name in ((gymnasium, "make_vec"), (ppo, "make_playback")):
         monkeypatch.setattr(module, name, keeping(getattr(module, name)))
     return made
 
@@ -418,7 +418,7 @@ def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, mad
     assert len(ppo.film(agent, args)) > 2
     _, evaluation, film = made
     assert int(train.state.level.max()) < 100_000 <= int(evaluation.state.level.min())
-    assert film._episode.state.level >= 100_000
+    assert film.state.level >= 100_000
 
 
 def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):

@@ -17,7 +17,7 @@ from PIL import Image
 from noisy_envs import registration
 from noisy_envs.baselines import reference_returns
 from noisy_envs.games.box_world_levels import draw_level
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.rendering.playback import make_playback
 from noisy_envs.training.checkpoint import save_checkpoint
 
 CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
@@ -114,11 +114,7 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     monkeypatch.setattr(
         ppo, "make_envs", lambda *words, make=ppo.make_envs, **rest: made.append(make(*words, **rest)) or made[-1]
     )
-    monkeypatch.setattr(
-        ppo,
-        "ParallelTokenEnv",
-        lambda *words, **options: made.append((ParallelTokenEnv(*words, **options),)) or made[-1][0],
-    )
+    monkeypatch.setattr(ppo, "make_playback", lambda *words: made.append((make_playback(*words),)) or made[-1][0])
     train, _ = ppo.make_envs(args, 50, "train")
     agent = ppo.plain_agent(args, train)
     asked = dataclasses.replace(args, options=("max_steps=2", *other))
@@ -127,7 +123,7 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     bank = range(core.start_level, core.start_level + core.num_levels)
     assert all(level in bank for level in train.state.level.tolist())
     assert not any(level in bank for level in made[1][0].state.level.tolist())
-    assert int(made[2][0]._episode.state.level[0]) not in bank
+    assert int(made[2][0].state.level[0]) not in bank
 
 
 def test_the_first_folder_need_not_be_a_run(ppo, trained, tmp_path):
@@ -256,16 +252,20 @@ def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])
     shown = []
 
-    class Watched(ParallelTokenEnv):
-        def render(self, weights=None):
-            if weights is not None:
-                tokens = self._observe()[self.agents[0]]
-                shown.append(
-                    (weights, self.token_spec.mask(tokens) if self.token_spec.padded else np.ones(len(tokens)))
-                )
-            return super().render(weights)
+    def watched(*words):
+        playback = make_playback(*words)
+        render, spec = playback.render, playback.token_spec
 
-    monkeypatch.setattr(ppo, "ParallelTokenEnv", Watched)
+        def rendered(weights=None):
+            if weights is not None:
+                tokens = playback.tokens[0]
+                shown.append((weights, spec.mask(tokens) if spec.padded else np.ones(len(tokens))))
+            return render(weights)
+
+        playback.render = rendered
+        return playback
+
+    monkeypatch.setattr(ppo, "make_playback", watched)
     evaluate(ppo, tmp_path / "out", run, "--record", tmp_path / "new" / "x.gif")
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"in {tmp_path / 'new' / 'x.gif'}")
     with Image.open(tmp_path / "new" / "x.gif") as film:
