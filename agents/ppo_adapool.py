@@ -46,10 +46,13 @@ from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
 from noisy_envs.nn.attention import narrow_attention
 from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.playback import make_playback
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
+from noisy_envs.training.accelerate import use_deterministic
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
     checkpoint_path,
@@ -66,13 +69,13 @@ from noisy_envs.training.metrics import ColumnMismatch, MetricsLogger, import_wa
 from noisy_envs.training.plots import plot_curve, plot_scores
 from noisy_envs.training.process import (
     EXIT_INTERRUPTED,
+    check_memory,
     ignore_broken_pipe,
     memory_errors,
     on_stop_signal,
     timestamp,
     write_stderr,
 )
-from noisy_envs.training.settings import check_memory, derive_seed, parse_arguments, use_deterministic
 from noisy_envs.training.statistics import bootstrap_interval
 from noisy_envs.training.versions import library_versions
 from noisy_envs.validation import build
