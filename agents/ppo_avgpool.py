@@ -45,7 +45,7 @@ from tqdm import tqdm
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
 from noisy_envs.nn.attention import narrow_attention
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.playback import make_playback
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
@@ -294,19 +294,19 @@ class Block(nn.Module):
 
 # pooling head: the class of noisy_envs/nn/pooling.py, word for word
 class AvgPool(nn.Module):
-    """Global average pooling, w_i = 1/N (Definition 3.4, equations 2 and 3), N counting the real tokens.
+    """Global average pooling, w_i = 1/N (Definition 3.4, equations 2 and 3), where N does not count padding.
 
-    Signal-optimal without noise (Corollary 3.5), or where signal and noise share their centroid (3.6).
+    Signal-optimal without noise (Corollary 3.5), or if signal and noise have the same centroid (3.6).
     """
 
-    token_axis = 1  # of the weights
+    token_axis = 1  # axis of the tokens in `weights`
 
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
+        """Return the encoder's input: tokens (B, N, D) and mask (B, N), unchanged."""
         return tokens, mask
 
     def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
-        """Return the tokens' weights (B, N); `attention` is not used."""
+        """Return the weights of the tokens (B, N); `attention` is not used."""
         self._check(embeddings, mask)
         if mask is None:
             mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
@@ -314,18 +314,18 @@ class AvgPool(nn.Module):
         return (mask.to(wide) / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""
+        """Pool embeddings (B, N, D), with a mask (B, N), to (B, D)."""
         weights = self.weights(embeddings, mask).unsqueeze(2)  # (B, N, 1)
         if mask is not None:
             embeddings = embeddings.masked_fill(~mask.unsqueeze(2), 0)  # a weight of 0 times NaN is NaN
-        return (weights * embeddings).sum(dim=1)  # weighted before the sum, which could overflow float16
+        return (weights * embeddings).sum(dim=1)  # a sum before the division could overflow float16
 
     def _check(self, embeddings: Tensor, mask: Tensor | None) -> None:
         shape = tuple(embeddings.shape)
         if len(shape) != 3 or shape[1] == 0:
-            raise ValueError(f"embeddings must be (B, N, D) with N >= 1, got {shape}")
+            raise ValueError(f"embeddings: expected shape (B, N, D) with N >= 1, got {shape}")
         if mask is not None and (mask.shape != shape[:2] or mask.dtype != torch.bool):
-            raise ValueError(f"mask must be torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
+            raise ValueError(f"mask: expected torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
 
 
 def make_pool(args: Args, query: int, generator: torch.Generator) -> AvgPool:
@@ -1146,8 +1146,8 @@ class Trainer:
             return gradient(compiled_loss, agent, samples, kept, kl_coef)
 
         recorded = on_gpu and args.cuda_graphs and WORLD_SIZE == 1
-        self.collect = Recorded(collected) if recorded else collected
-        self.gradient = Recorded(gradient_of) if recorded else gradient_of
+        self.collect = CudaGraph(collected) if recorded else collected
+        self.gradient = CudaGraph(gradient_of) if recorded else gradient_of
         self.local = args
 
     @property

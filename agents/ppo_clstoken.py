@@ -45,7 +45,7 @@ from tqdm import tqdm
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
 from noisy_envs.nn.attention import narrow_attention
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.playback import make_playback
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
@@ -294,41 +294,41 @@ class Block(nn.Module):
 
 # pooling head: the class of noisy_envs/nn/pooling.py, word for word
 class ClsToken(nn.Module):
-    """A learned token passes the encoder before the others; its embedding is the pool (Section 3.6).
+    """A learned token precedes the others in the encoder; its embedding is the pooled vector (Section 3.6).
 
-    The token is drawn from Normal(0, init_std) by `generator`, a CPU generator; None stands for a fresh one
+    The token is drawn from Normal(0, init_std) by `generator`, a CPU generator; None stands for a new one
     seeded with 0. The global random state is neither read nor changed.
     """
 
-    token_axis = 2  # of the weights
+    token_axis = 2  # axis of the tokens in `weights`
 
     def __init__(self, dim: int, init_std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Draw the class token (D,), D = `dim`."""
         super().__init__()
         if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}")
-        if not 0 <= init_std <= 1e18:  # what float32 can square; NaN fails too
-            raise ValueError(f"init_std must be from 0 to 1e18, got {init_std}")
+            raise ValueError(f"dim={dim}: expected at least 1")
+        if not 0 <= init_std <= 1e18:  # its square fits float32; NaN fails too
+            raise ValueError(f"init_std={init_std}: expected a number from 0 to 1e18")
         generator = generator or torch.Generator().manual_seed(0)
         self.token = nn.Parameter(torch.empty(dim, device="cpu").normal_(0.0, init_std, generator=generator))
 
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Put the class token before tokens (B, N, D) and True before the mask (B, N): (B, N + 1, ...)."""
+        """Prepend the class token to tokens (B, N, D) and True to the mask (B, N): (B, N + 1, ...)."""
         self._check("tokens", tokens, mask)
         tokens = torch.cat([self.token.expand(tokens.shape[0], 1, -1), tokens], dim=1)
         return tokens, None if mask is None else torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
 
     def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
-        """Return the class token's attention to the others (B, heads, N), rescaled to sum to 1 over them.
+        """Return the class token's attention to the other tokens (B, heads, N), rescaled to a sum of 1.
 
-        embeddings (B, N + 1, D) and mask (B, N + 1) are those of `forward`; attention, the weights in the
-        encoder's last layer, is (B, heads, N + 1, N + 1).
+        `embeddings` (B, N + 1, D) and `mask` (B, N + 1) are those of `forward`; `attention` (B, heads, N + 1, N + 1)
+        are the attention weights of the encoder's last layer.
         """
         self._check("embeddings", embeddings, mask)
         batch, length, _ = embeddings.shape
         shape = None if attention is None else tuple(attention.shape)
         if attention is None or shape != (batch, attention.shape[1], length, length):
-            raise ValueError(f"attention must be ({batch}, heads, {length}, {length}), got {shape}")
+            raise ValueError(f"attention: expected shape ({batch}, heads, {length}, {length}), got {shape}")
         row = attention[:, :, 0, 1:]  # (B, heads, N)
         if mask is not None:
             row = row.masked_fill(~mask[:, None, 1:], 0)
@@ -336,20 +336,20 @@ class ClsToken(nn.Module):
         return row / total.masked_fill(total == 0, 1)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the class token's embedding (B, D), of embeddings (B, N + 1, D) and mask (B, N + 1)."""
+        """Return the class token's embedding (B, D), given embeddings (B, N + 1, D) and mask (B, N + 1)."""
         self._check("embeddings", embeddings, mask)
         pooled = embeddings[:, 0]
         if mask is None:
             return pooled
-        # counted: a slice of the mask would bar programs for any number of tokens
+        # a count, not a slice of the mask: with a slice, torch.export cannot leave the number of tokens open
         return pooled.masked_fill(mask.sum(dim=1, keepdim=True) == mask[:, :1], 0)
 
     def _check(self, name: str, tokens: Tensor, mask: Tensor | None) -> None:
         shape, dim = tuple(tokens.shape), self.token.shape[0]
         if len(shape) != 3 or shape[1] == 0 or shape[2] != dim:
-            raise ValueError(f"{name} must be (B, N, {dim}) with N >= 1, got {shape}")
+            raise ValueError(f"{name}: expected shape (B, N, {dim}) with N >= 1, got {shape}")
         if mask is not None and (mask.shape != shape[:2] or mask.dtype != torch.bool):
-            raise ValueError(f"mask must be torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
+            raise ValueError(f"mask: expected torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
 
 
 def make_pool(args: Args, query: int, generator: torch.Generator) -> ClsToken:
@@ -1170,8 +1170,8 @@ class Trainer:
             return gradient(compiled_loss, agent, samples, kept, kl_coef)
 
         recorded = on_gpu and args.cuda_graphs and WORLD_SIZE == 1
-        self.collect = Recorded(collected) if recorded else collected
-        self.gradient = Recorded(gradient_of) if recorded else gradient_of
+        self.collect = CudaGraph(collected) if recorded else collected
+        self.gradient = CudaGraph(gradient_of) if recorded else gradient_of
         self.local = args
 
     @property

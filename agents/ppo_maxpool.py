@@ -45,7 +45,7 @@ from tqdm import tqdm
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
 from noisy_envs.nn.attention import narrow_attention
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.playback import make_playback
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
@@ -294,20 +294,20 @@ class Block(nn.Module):
 
 # pooling head: the class of noisy_envs/nn/pooling.py, word for word
 class MaxPool(nn.Module):
-    """Global max pooling: a feature's largest real token has weight 1 (Definition 3.7, equations 4 and 5).
+    """Global max pooling: in each feature the largest token has weight 1 (Definition 3.7, equations 4 and 5).
 
-    m tokens that share the maximum weigh 1/m each, in the gradient too. Signal-optimal if and only if one
+    If m tokens share the maximum, each has weight 1/m, also in the gradient. Signal-optimal if and only if a single
     token is signal and has the maximum of every feature (Corollary 3.8).
     """
 
-    token_axis = 1  # of the weights
+    token_axis = 1  # axis of the tokens in `weights`
 
     def extend(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder's input, here the arguments: tokens (B, N, D) and mask (B, N)."""
+        """Return the encoder's input: tokens (B, N, D) and mask (B, N), unchanged."""
         return tokens, mask
 
     def weights(self, embeddings: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
-        """Return the tokens' weights in each feature (B, N, D); `attention` is not used."""
+        """Return the weights of the tokens in each feature (B, N, D); `attention` is not used."""
         largest = embeddings == self.forward(embeddings, mask).unsqueeze(1)  # (B, N, D)
         if mask is not None:
             largest = largest & mask.unsqueeze(2)
@@ -315,7 +315,7 @@ class MaxPool(nn.Module):
         return (largest.to(wide) / largest.sum(dim=1, keepdim=True).clamp(min=1)).to(embeddings.dtype)
 
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool embeddings (B, N, D) under a mask (B, N) to (B, D)."""
+        """Pool embeddings (B, N, D), with a mask (B, N), to (B, D)."""
         self._check(embeddings, mask)
         if mask is None:
             return embeddings.amax(dim=1)
@@ -325,9 +325,9 @@ class MaxPool(nn.Module):
     def _check(self, embeddings: Tensor, mask: Tensor | None) -> None:
         shape = tuple(embeddings.shape)
         if len(shape) != 3 or shape[1] == 0:
-            raise ValueError(f"embeddings must be (B, N, D) with N >= 1, got {shape}")
+            raise ValueError(f"embeddings: expected shape (B, N, D) with N >= 1, got {shape}")
         if mask is not None and (mask.shape != shape[:2] or mask.dtype != torch.bool):
-            raise ValueError(f"mask must be torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
+            raise ValueError(f"mask: expected torch.bool {shape[:2]}, got {mask.dtype} {tuple(mask.shape)}")
 
 
 def make_pool(args: Args, query: int, generator: torch.Generator) -> MaxPool:
@@ -1148,8 +1148,8 @@ class Trainer:
             return gradient(compiled_loss, agent, samples, kept, kl_coef)
 
         recorded = on_gpu and args.cuda_graphs and WORLD_SIZE == 1
-        self.collect = Recorded(collected) if recorded else collected
-        self.gradient = Recorded(gradient_of) if recorded else gradient_of
+        self.collect = CudaGraph(collected) if recorded else collected
+        self.gradient = CudaGraph(gradient_of) if recorded else gradient_of
         self.local = args
 
     @property

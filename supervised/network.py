@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.nn.attention import HAS_KERNELS, OPTIONS, narrow_attention
+from noisy_envs.nn.attention import COMPILE_OPTIONS, TRITON_AVAILABLE, narrow_attention
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 from noisy_envs.nn.small_layers import LayerNorm, Linear
 from noisy_envs.validation import check_number
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
     def narrow(self, x: Tensor) -> bool:
         """Tell whether our own attention is faster than the library's."""
-        return self.head_width <= NARROW and (torch.compiler.is_compiling() or (HAS_KERNELS and x.is_cuda))
+        return self.head_width <= NARROW and (torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda))
 
     def attend(self, x: Tensor) -> Tensor:
         """Return the heads' outputs side by side (B, N, H)."""
@@ -139,7 +139,7 @@ class Network(nn.Module):
         """
         torch._dynamo.config.cache_size_limit = max(SIZES, torch._dynamo.config.cache_size_limit)
         for block in self.blocks:
-            block.compile(options={**OPTIONS, "max_autotune": tune, "coordinate_descent_tuning": tune})
+            block.compile(options={**COMPILE_OPTIONS, "max_autotune": tune, "coordinate_descent_tuning": tune})
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs to what the head pools, embeddings (B, N, H); ClsToken makes N one larger."""

@@ -34,7 +34,7 @@ from network import Network, Scale, Shape
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.randomness import derive_seed
 from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.arguments import parse_arguments
@@ -323,7 +323,7 @@ class Trainer:
         if args.compile:
             run.network.compile_blocks(args.tune)
         if args.compile and torch.device(args.device).type == "cuda":
-            self.recorded = Recorded(self.gradient)
+            self.recorded = CudaGraph(self.gradient)
 
     def epoch(self, index: Tensor) -> float:
         """Train on all samples once, in an order that follows from the seed and the epoch; returns the mean loss."""

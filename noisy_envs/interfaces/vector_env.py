@@ -392,10 +392,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             fixed = self._rules, self.autoreset_mode, renews, self._lead
             step: Callable[..., Any] = partial(renewing_step, *fixed)
             if self._compile:
-                from noisy_envs.nn.cuda_graph import Recorded
+                from noisy_envs.nn.cuda_graph import CudaGraph
 
                 whole = compiled(renewing_step, *fixed, self._worlds, actions)
-                step = Recorded(partial(in_place, partial(whole, *fixed)))
+                step = CudaGraph(partial(in_place, partial(whole, *fixed)))
             self._steps[renews] = step
         self._worlds, shown = self._steps[renews](self._worlds, actions)
         return shown
