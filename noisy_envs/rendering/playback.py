@@ -118,10 +118,8 @@ def add_noise(playback: Playback, number: int) -> Playback:
     return make_playback(env_id, changed, playback.learners, playback.seed, playback.episode)
 
 
-def signal_share(playback: Playback, weights: Array | None) -> float | None:
-    """Return the share of the weights (N,) or (w, w) that lies on signal; None without weights."""
-    if weights is None:
-        return None
+def signal_share(playback: Playback, weights: Array) -> float:
+    """Return the share of the weights (N,) or (w, w) that lies on signal."""
     return float(weights.ravel() @ playback.signal_mask.ravel() / (weights.sum() or 1.0))
 
 
@@ -129,13 +127,13 @@ class Film(NamedTuple):
     """Frames of an episode."""
 
     frames: list[Picture]
-    signal_share: float | None  # share of the weights on signal, averaged over the frames
+    signal_share: float | None  # share of the weights on signal, averaged over the actions; None without weights
 
 
 def record(
     playback: Playback, act: Callable[[Playback], tuple[Array, Array | None]], overlay: str = "attention"
 ) -> Film:
-    """Play to the end of the episode and return its frames, the present one and the last included.
+    """Play to the end of the episode and return its frames, one for each action and one for the end.
 
     Args:
         playback: environment to play.
@@ -143,14 +141,14 @@ def record(
         overlay: name of the weights in the legend.
     """
     frames, shares = [], []
-    while True:
+    while not playback.done:
         actions, weights = act(playback)
         frames.append(playback.render(weights, overlay))
-        shares.append(signal_share(playback, weights))
-        if playback.done:
-            known = [share for share in shares if share is not None]
-            return Film(frames, sum(known) / len(known) if known else None)
+        if weights is not None:
+            shares.append(signal_share(playback, weights))
         playback.step(actions)
+    frames.append(playback.render())
+    return Film(frames, sum(shares) / len(shares) if shares else None)
 
 
 class _GamePlayback:

@@ -44,7 +44,7 @@ class Accelerator:
         """Record a function without gradients as a CUDA graph: each call overwrites what the last one returned."""
         plain: Any = torch.no_grad()(function)
         recorded: Any = CudaGraph(plain) if self._record else plain
-        return recorded  # type: ignore[no-any-return]
+        return recorded
 
     def gradient(self, model: nn.Module, loss: Loss) -> Gradient:
         """Return a function of (samples, keep, *rest) that leaves the gradient of the loss in the weights' `grad`.

@@ -432,7 +432,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "padded signal": (lambda: signal_loss(X, ONES, X[:, 0], SOME), "signal: expected False where mask is False"),
     "no k": (lambda: weight_bounds(FLAT, 0, 3), "num_signal=0: expected 1 to num_tokens=3"),
-    "k above N": (lambda: weight_bounds(FLAT, torch.tensor([1, 4]), 3), "num_signal=[1, 4]: expected 1 to num_tokens=3"),
+    "k above N": (
+        lambda: weight_bounds(FLAT, torch.tensor([1, 4]), 3),
+        "num_signal=[1, 4]: expected 1 to num_tokens=3",
+    ),
     "k's dtype": (
         lambda: weight_bounds(FLAT, torch.ones(2), 3),
         "num_signal: expected an integer or integers (2,), got",
