@@ -1,1 +1,1 @@
-"""Pictures: environments drawn by pygame, the viewer's window, films, and trained agents to be watched."""
+"""Rendering: pictures by pygame, the viewer and its window, videos, and policies to watch."""

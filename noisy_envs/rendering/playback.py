@@ -14,7 +14,7 @@ from noisy_envs.arrays import Array
 from noisy_envs.interfaces.common import casting, check_action, driven, follow
 from noisy_envs.interfaces.episode import Episode
 from noisy_envs.registration import CORES, FOREIGN, NOISE, find, same_start
-from noisy_envs.rendering.window import unseen
+from noisy_envs.rendering.window import headless_pygame
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.gymnasium_envs import Game, Range
 from noisy_envs.validation import Count, build, highest
@@ -248,12 +248,12 @@ class _GymnasiumPlayback:
         return self._range.inverse(space.sample())[None]
 
     def render(self, weights: Array | None = None, overlay: str = "attention") -> Picture:
-        from noisy_envs.rendering.token_bars import under
+        from noisy_envs.rendering.token_bars import add_bars
 
-        with unseen():
+        with headless_pygame():
             picture: Any = self._env.render()
         tokens, spec = self.tokens[0], self.token_spec
-        return under(np.asarray(picture, np.uint8), weights, self.signal_mask, tokens, spec, overlay)
+        return add_bars(np.asarray(picture, np.uint8), weights, self.signal_mask, tokens, spec, overlay)
 
     def close(self) -> None:
         self._env.close()

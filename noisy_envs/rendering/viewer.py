@@ -12,7 +12,7 @@ from noisy_envs.arrays import Array
 from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.registration import CORES, NOISE, find, in_words, same_start
 from noisy_envs.rendering.playback import Playback, add_noise
-from noisy_envs.rendering.window import Window, strokes
+from noisy_envs.rendering.window import Window, key_events
 from noisy_envs.validation import check_choice
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Viewer:
         try:
             while not self._closed:
                 self.window.show(self._paint())
-                commands = [self._keys[key] for key, down in strokes() if down and key in self._keys]
+                commands = [self._keys[key] for key, down in key_events() if down and key in self._keys]
                 for command in commands:
                     command()
                 if not commands and not self.paused:

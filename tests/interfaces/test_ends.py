@@ -313,7 +313,7 @@ def picture(core: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
 
 def test_legend_of_a_board():
     core = BoxWorld()
-    kinds = SCENES["box_world"](core, board(core, STARTS["gem"]), np.zeros(core.num_things)).kinds
+    kinds = SCENES["box_world"](core, board(core, STARTS["gem"]), np.zeros(core.num_things)).markers
     colours = {kind.name: tuple(kind.color) for kind in kinds}
     assert colours == {
         "agent": (128, 128, 128), "gem": (255, 255, 255), "loose key": (60, 180, 75), "content, lock": (245, 130, 49),

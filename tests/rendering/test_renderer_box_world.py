@@ -112,7 +112,7 @@ def test_halo_grows_with_the_weight():
 @pytest.mark.parametrize("count", [-1, 1])
 def test_a_wrong_number_of_weights_is_refused(core, count):
     right = int(np.prod(core.observation_bounds[0].shape[:-1]))
-    with pytest.raises(ValueError, match=f"must be {right} finite numbers"):
+    with pytest.raises(ValueError, match=f"expected {right} finite numbers"):
         frame(core, world(core, level=0), np.ones(right + count))
 
 

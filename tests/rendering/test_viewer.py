@@ -472,8 +472,8 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         ),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
-        ([CENTROID, "--out", "x.avi"], "must end in .gif or .mp4, got x.avi"),
-        ([CENTROID, "--out", "x"], "must end in .gif or .mp4, got x"),
+        ([CENTROID, "--out", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
+        ([CENTROID, "--out", "x"], "x: expected a file name that ends in .gif or .mp4"),
         ([CENTROID, "--out", "taken.gif"], "taken.gif exists"),
     ],
 )

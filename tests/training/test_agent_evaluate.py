@@ -374,7 +374,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
         (["--env-id", "noisy_envs/SimpleTag-v0", "--options"], "env_id='noisy_envs/SimpleTag-v0': "),
         (["--hidden-dim", "16"], "weights of another network"),
         (["--options", "colour=3"], "unexpected keyword argument 'colour'"),
-        (["--record", "x.avi"], "must end in .gif or .mp4, got x.avi"),
+        (["--record", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
         (["--resume", "there"], "resume='there': not with --evaluate"),
         (["--eval-episodes", "0"], "eval_episodes=0: must be from 1 to"),
         (["--device", "meta"], "device='meta'"),

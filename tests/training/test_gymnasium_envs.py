@@ -470,7 +470,7 @@ def draw_bars(weights, roles, width=600, spec=SPEC):
     """Draw bars under a picture, for tokens of these roles."""
     tokens = np.stack([np.zeros(len(roles)), roles], axis=1)
     signal = np.isin(roles, [0, 1, 2]) if spec.roles else np.arange(len(roles)) < 2
-    return token_bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
+    return token_bars.add_bars(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
 
 
 def spans(strip, color):
