@@ -1,8 +1,8 @@
 """Layers with few features, which compiled code on a GPU computes by `noisy_envs.nn.triton_layers`.
 
-The results are those of torch's layers, up to rounding; forward and backward passes are faster. Without compilation most
-of the time is spent in Python, and torch's own layers spend less there. So eager code uses torch's layers, and so do
-wide layers and half precision.
+The results are those of torch's layers, up to rounding; forward and backward passes are faster. Without compilation
+most of the time is spent in Python, and torch's own layers spend less there. So eager code uses torch's layers, and so
+do wide layers and half precision.
 """
 
 from __future__ import annotations

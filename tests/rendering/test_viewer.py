@@ -86,8 +86,8 @@ def test_the_table_is_aligned_and_fits_80_columns(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     head, *rows = lines[: len(ENVIRONMENTS) + 1]
-    assert tuple(head.split()) == __main__.HEADS and [row.split()[0] for row in rows] == list(ENVIRONMENTS)
-    ends = [head.index(word) + len(word) for word in __main__.HEADS[3:]]
+    assert tuple(head.split()) == __main__.COLUMNS and [row.split()[0] for row in rows] == list(ENVIRONMENTS)
+    ends = [head.index(word) + len(word) for word in __main__.COLUMNS[3:]]
     for row in rows:
         assert len(row) == len(head)
         assert all(row[end - 1] != " " and row[end : end + 2].strip() == "" for end in ends)
@@ -389,7 +389,7 @@ def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monk
     monkeypatch.delitem(sys.modules, "noisy_envs.training.run")  # which the agent's file imports
     monkeypatch.setitem(sys.modules, "tqdm", None)
     told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif"])
-    assert "agents need more packages" in told and "[agents]" in told
+    assert "agents require more packages" in told and "[agents]" in told
 
 
 # Environments of others
@@ -461,11 +461,11 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
         (["chess"], "watch='chess': Environment `chess` doesn't exist; must be one that"),
         (["no_module:Chess-v0"], "watch='no_module:Chess-v0': No module named 'no_module'; the folder that holds it"),
-        (["CartPole-v1", "--policy", "oracle"], "policy='oracle': must be one of random, or the folder or checkpoint"),
+        (["CartPole-v1", "--policy", "oracle"], "policy='oracle': expected one of random, or the folder or checkpoint"),
         (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),
-        ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? must be one of random, still, "),
-        ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
+        ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? expected one of random, still, "),
+        ([BOX, "--policy", "still"], "policy='still': expected one of random, oracle, or the folder or checkpoint"),
         (
             [BOX, "--num-noise", "4"],
             f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others",
@@ -496,15 +496,15 @@ def test_wrong_words_end_with_the_usage(words, capsys):
 
 def test_other_options_are_nothing_without_an_id(capsys):
     assert refused(["--seed", "3"], code=2)
-    assert "--seed needs --watch ID or --policy RUN" in capsys.readouterr().err
+    assert "--seed requires --watch ID or --policy RUN" in capsys.readouterr().err
     assert refused(["--policy", "random"]) == (
-        "error: policy='random': must be the folder or checkpoint of a run, and there is no such file"
+        "error: policy='random': expected the folder or checkpoint of a run, but there is no such file"
     )
 
 
 def test_a_missing_run_is_told_before_a_missing_display(monkeypatch):
     monkeypatch.setattr(__main__, "has_display", lambda: False)
-    assert "policy='foo': must be one of" in refused(["--watch", TAG, "--policy", "foo"])
+    assert "policy='foo': expected one of" in refused(["--watch", TAG, "--policy", "foo"])
     assert "there is no display" in refused(["--watch", TAG])
 
 
@@ -513,7 +513,7 @@ def test_without_a_display_a_film_is_proposed(display):
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "WAYLAND_DISPLAY")}
     words = [sys.executable, "-m", "noisy_envs", "--watch", BOX]
     ran = subprocess.run(words, check=False, cwd=ROOT, env=env | {"DISPLAY": display}, timeout=60, **PIPES)
-    message = b"error: there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4\n"
+    message = b"error: there is no display for a window: write a video with --out FILE.gif or --out FILE.mp4\n"
     assert ran.returncode == 1 and ran.stderr.endswith(message)
     if not display:
         assert ran.stderr == message
@@ -693,7 +693,9 @@ def test_a_checkpoint_shows_its_weights_in_the_window(screen, run):
     viewer, plain = Viewer(policy, start(policy)), Viewer(Resting(), start(policy))
     assert (viewer.picture() != plain.picture()).any()
     seen, windows = look(viewer, {2: ["+"], 6: ["q"]})
-    assert seen[3][2] == 8 and len(windows) == 1 and viewer.captions()[0].startswith("SimpleCentroid-v0     ppo_adapool")
+    assert (
+        seen[3][2] == 8 and len(windows) == 1 and viewer.captions()[0].startswith("SimpleCentroid-v0     ppo_adapool")
+    )
 
 
 class Resting:

@@ -204,7 +204,7 @@ def test_options_are_divided_between_the_noise_and_the_game():
         ("Odd-v0", {"takes": spaces.Text(3)}, "its actions, Text.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "its actions, Sequence.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "its actions, Box.*, must hold a number at least"),
-        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "must have one axis"),
+        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
         ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
         ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
