@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from noisy_envs import registration
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs.baselines import BaselineReturns, baseline_returns
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.nn.attention import narrow_attention
 from noisy_envs.nn.cuda_graph import Recorded
@@ -218,11 +218,11 @@ BOX = Args(
     anneal_lr=False, gamma=0.95, update_epochs=8, minibatch_size=4096, vf_coef=0.05, ent_coef=0.02,
 )  # fmt: skip
 # For ids of others, chosen on CartPole: returns of hundreds need a small weight of the value loss.
-FOREIGN = Args(
+OTHER = Args(
     total_timesteps=131_072, num_envs=16, learning_rate=2.5e-3, gamma=0.99, gae_lambda=0.95, minibatch_size=512,
     vf_coef=0.001, ent_coef=0.005, max_grad_norm=10.0,
 )  # fmt: skip
-FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX, registration.FOREIGN: FOREIGN}
+FAST = {"simple_centroid": Args(), "simple_tag": TAG, "box_world": BOX, registration.OTHER: OTHER}
 PAPER = {"simple_centroid": PAPER_CENTROID, "simple_tag": PAPER_TAG, "box_world": PAPER_BOX}
 GENERAL = ("SimpleCentroid-v0", "SimpleTag-v0", "SimpleTagMPE-v0", "BoxWorld-v0")  # no experiments of the paper
 
@@ -473,7 +473,7 @@ class Agent(nn.Module):
                 nn.init.normal_(weight, 0.0, std, generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
-        self.pool = make_pool(args, spec.query, generator)
+        self.pool = make_pool(args, spec.query_index, generator)
         extended, _ = self.pool.extend(torch.zeros(1, spec.num_tokens, dim))
         self.tokens_first = self.blocks[0].token_axis == 0
         rows = args.minibatch_size
@@ -500,8 +500,8 @@ class Agent(nn.Module):
         if mask is not None:  # attention weighs padding with 0, and 0 times NaN is NaN
             tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
         if self.spec.roles:
-            role = self.role(tokens[..., self.spec.marker].long().clamp(min=0))
-            tokens = torch.cat([tokens[..., : self.spec.marker], role], dim=-1)
+            role = self.role(tokens[..., self.spec.padding_feature].long().clamp(min=0))
+            tokens = torch.cat([tokens[..., : self.spec.padding_feature], role], dim=-1)
         entered: tuple[Tensor, Tensor | None] = self.pool.extend(self.project(tokens), mask)
         return entered
 
@@ -818,7 +818,7 @@ def asked_options(args: Args) -> dict[str, Any]:
         asked["num_agents"] = registration.LEARNERS, args.num_agents
     for setting, (known, number) in asked.items():
         if game not in known:
-            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registration.in_words(known)}")
+            raise ValueError(f"{setting}={number}: {args.env_id} has none, only {registration.join_names(known)}")
         if known[game] in options and not args.evaluate:  # which asks for other noise than a run's own
             raise ValueError(f"{setting}={number}: {known[game]} is among the options too, give one of them")
         options[known[game]] = number
@@ -832,17 +832,17 @@ def game_of(args: Args) -> Any:
         ValueError: naming an option that is unknown, or a value that is not allowed.
     """
     game, parameters = registration.find(args.env_id)
-    if game == registration.FOREIGN:
-        return gymnasium_envs.Game(args.env_id, env_options(args))
+    if game == registration.OTHER:
+        return gymnasium_envs.GymnasiumGame(args.env_id, env_options(args))
     try:
-        return build(registration.CORES[game], parameters | env_options(args))
+        return build(registration.GAMES[game], parameters | env_options(args))
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
 def is_foreign(args: Args) -> bool:
     """Tell whether the environment is not of this project, but made noisy by its wrappers."""
-    return registration.find(args.env_id)[0] == registration.FOREIGN
+    return registration.find(args.env_id)[0] == registration.OTHER
 
 
 def draws(args: Args) -> bool:
@@ -861,7 +861,7 @@ def team(args: Args) -> str:
 def unseen(args: Args, trained: Args | None) -> dict[str, Any]:
     """Return the options of an evaluation: no level is of those that a run of the settings `trained` draws from."""
     options = env_options(args)
-    return options | registration.held_out(args.env_id, options, env_options(trained or args))
+    return options | registration.eval_levels(args.env_id, options, env_options(trained or args))
 
 
 def make_envs(
@@ -890,19 +890,19 @@ def make_envs(
     return envs, tokens.flatten(0, -3)
 
 
-def references(args: Args) -> References:
+def references(args: Args) -> BaselineReturns:
     """Return the returns of random play and of the oracle, or in a foreign environment of what counts as solved.
 
     They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
     """
-    unknown = References(math.nan, math.nan)
+    unknown = BaselineReturns(math.nan, math.nan)
     if team(args) == "all" and registration.find(args.env_id)[0] == "simple_tag":
         return unknown
     if is_foreign(args):
         found = game_of(args).references
     else:
         as_registered = game_of(args) == game_of(dataclasses.replace(args, options=(), num_noise=(), num_agents=1))
-        found = reference_returns(args.env_id, None if as_registered else env_options(args))
+        found = baseline_returns(args.env_id, None if as_registered else env_options(args))
     return found if found.oracle > found.random else unknown
 
 
@@ -949,7 +949,7 @@ def overlap(args: Args, trained: Args) -> dict[str, float]:
     if not hasattr(bank, "known"):
         return {}
     envs, _ = make_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, "evaluate", trained=trained)
-    return {"known_levels": bank.known(envs.core.text(envs.state))}
+    return {"known_levels": bank.known_share(envs.game.render_text(envs.state))}
 
 
 def film(agent: Agent, args: Args, trained: Args | None = None) -> list[np.ndarray]:
@@ -1006,7 +1006,7 @@ def parse(argv: Sequence[str]) -> Args:
         compiled = can_compile and (on_gpu or defaults.compile)
         defaults = dataclasses.replace(defaults, preset="fast" if fast else "paper", compile=compiled)
         args = parse_arguments(Args, argv, defaults)
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     check(args)
     return args
 
@@ -1019,9 +1019,9 @@ def asked_of(argv: Sequence[str], path: Path) -> Args:
     """
     own = load_args(path)
     args = parse_arguments(Args, argv, dataclasses.replace(own, num_noise=()))
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     game, _ = registration.find(args.env_id)
-    if args.env_id != own.env_id and (game != registration.find(own.env_id)[0] or game == registration.FOREIGN):
+    if args.env_id != own.env_id and (game != registration.find(own.env_id)[0] or game == registration.OTHER):
         raise ValueError(f"env_id={args.env_id!r}: {path} learned another game, {own.env_id}")
     return args
 
@@ -1183,7 +1183,7 @@ class Trainer:
         own_seed = derive_seed(args.seed, f"process {RANK}")  # of the weights' numbers none returns
         self.generator = torch.Generator(args.device).manual_seed(own_seed)
         zeros = torch.zeros(len(tokens), device=args.device)
-        self.play = Play(self.envs.worlds, tokens, zeros, zeros.clone())
+        self.play = Play(self.envs.env_state, tokens, zeros, zeros.clone())
         self.step, self.updates, self.seconds, self.kl_coef = 0, 0, 0.0, args.kl_coef
         self.first_seconds = 0.0  # of this process's first update, which compiles
         self._prepare(local)
@@ -1191,7 +1191,9 @@ class Trainer:
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{registration.short(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{timestamp()}"
+                name = (
+                    f"{registration.short_name(args.env_id)}{noise}__{Path(__file__).stem}__{args.seed}__{timestamp()}"
+                )
                 self.folder = new_folder(args.run_dir, name)
             self.lock = lock_folder(self.folder)  # held until the process ends, or `close`
         self.size = len(tokens) * args.num_steps * WORLD_SIZE  # steps of an iteration
@@ -1236,7 +1238,7 @@ class Trainer:
         compiled_policy, compiled_loss = compiled(policy), compiled(loss_of)
         compiled_step = step
         if on_gpu:  # Python's share of a world's step is small beside the network's on a CPU
-            with torch.no_grad():  # Python 3.11 locks the core's cached properties, which bars compiling: fill them
+            with torch.no_grad():  # Python 3.11 locks the game's cached properties, which bars compiling: fill them
                 step(self.play, agent.noise((len(self.play.tokens),), args.device, torch.Generator(args.device)))
             compiled_step = compiled(step)
 
@@ -1326,7 +1328,7 @@ class Trainer:
         return {
             "charts/episodic_return": mean,
             "charts/episodic_length": length,
-            "charts/normalized_score": self.references.score(mean),
+            "charts/normalized_score": self.references.normalized_score(mean),
             "charts/SPS": self.size / spent,
             "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
             **named,
@@ -1422,12 +1424,12 @@ def ceiling(args: Args) -> str:
     return "solved" if is_foreign(args) else "oracle"
 
 
-def score(returns: np.ndarray, reference: References, seed: int) -> dict[str, Any]:
+def score(returns: np.ndarray, reference: BaselineReturns, seed: int) -> dict[str, Any]:
     """Sum up returns (E,): their mean and normalised score, with 95 % bootstrapped confidence intervals."""
     low, high = bootstrap_interval(returns, seed)
     return {
-        "score": reference.score(float(returns.mean())),
-        "score_95": [reference.score(low), reference.score(high)],
+        "score": reference.normalized_score(float(returns.mean())),
+        "score_95": [reference.normalized_score(low), reference.normalized_score(high)],
         "return": float(returns.mean()),
         "return_95": [low, high],
         "return_random": reference.random,

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from noisy_envs.arrays import Array
-from noisy_envs.games.game import Core
-from noisy_envs.registration import FOREIGN, find
+from noisy_envs.games.game import Game
+from noisy_envs.registration import OTHER, find
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
 from noisy_envs.training.gymnasium_envs import OneForeign
@@ -57,7 +57,7 @@ class Trained:
         saved = self._file.load_args(checkpoint)
         self.env_id = env_id = env_id or saved.env_id
         game, _ = find(env_id)
-        if find(saved.env_id)[0] != game or (game == FOREIGN and saved.env_id != env_id):
+        if find(saved.env_id)[0] != game or (game == OTHER and saved.env_id != env_id):
             raise ValueError(f"policy={str(path)!r}: learned another game than {env_id}, {saved.env_id}")
         trained_with = saved.num_noise if env_id == saved.env_id else ()
         num_noise = trained_with if noise is None else (noise,)
@@ -71,9 +71,9 @@ class Trained:
         self._file.load_weights(self._agent, checkpoint, content)
         self._generator = self._file.torch.Generator().manual_seed(args.seed)
 
-    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array]:
+    def act(self, game: Game, state: Any, agents: slice) -> tuple[Array, Array]:
         """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,)."""
-        actions, weights = self._decide(core.observe(state, agents)[0], core.token_spec)
+        actions, weights = self._decide(game.observe(state, agents)[0], game.token_spec)
         return actions[None], weights
 
     def act_in(self, world: OneForeign) -> tuple[Any, Array]:

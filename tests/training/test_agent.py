@@ -506,11 +506,11 @@ def test_more_than_the_memory_is_refused_before_it_is_taken(words, tmp_path):
 
 def test_options_reach_the_worlds():
     args = ppo.parse(["--options", "num_signal=5", "num_noise=(0, 28)", "reward_shape=linear"])
-    core = ppo.make_envs(args, 2, "train")[0].core
-    assert (core.num_signal, core.num_noise, core.reward_shape) == (5, (0, 28), "linear")
+    game = ppo.make_envs(args, 2, "train")[0].game
+    assert (game.num_signal, game.num_noise, game.reward_shape) == (5, (0, 28), "linear")
     tag = ppo.parse(["--env-id", "noisy_envs/SimpleTag-v0", "--num-noise", "9", "--num-agents", "2"])
-    core = ppo.make_envs(tag, 2, "train")[0].core
-    assert (core.num_obstacles, core.num_predators) == (9, 2)
+    game = ppo.make_envs(tag, 2, "train")[0].game
+    assert (game.num_obstacles, game.num_predators) == (9, 2)
 
 
 def test_a_score_is_of_the_game_that_was_played():
