@@ -133,7 +133,7 @@ def recorded(work: Work, worlds: int, device: str) -> Play:
     envs: Any = gymnasium.make_vec(work.env_id, worlds, backend="torch", device=device, **work.options)
     envs.reset(seed=0)
     actions = torch.from_numpy(envs.action_space.sample()).to(device)
-    now, pure_step = envs.env_state, envs.pure_step
+    now, pure_step = envs.batch_state, envs.pure_step
     pure_step(now, actions)  # fills the game's caches
     replay = Recorded(partial(in_place, torch.compile(pure_step, fullgraph=True)))
 
@@ -249,7 +249,7 @@ def bytes_of(work: Work) -> tuple[int, int]:
     """Return the bytes that our vectors keep of a world of SimpleTag, and how many of them a step leaves alone."""
     envs: Any = gymnasium.make_vec(work.env_id, 2, **work.options)
     envs.reset(seed=0)
-    worlds = envs.env_state
+    worlds = envs.batch_state
     kept = sum(x[0].nbytes for x in (*worlds.state, *worlds[1:]))
     fixed = sum(x[0].nbytes for x in (worlds.seed, worlds.number, worlds.key))
     return kept, fixed + worlds.state.landmark[0].nbytes

@@ -83,7 +83,7 @@ class Watch:
         self.game, self.limit = envs.game, envs.max_steps
         self.low, self.high = reward_range(envs.game)
         tokens = envs.game.observation_bounds
-        like = envs.env_state.clock
+        like = envs.batch_state.clock
         xp = namespace(like)
         self.bounds = [xp.asarray(bound, device=like.device) for bound in tokens]
         self.age, self.resets, self.truncated, self.terminated, self.solved = (xp.zeros_like(like) for _ in range(5))
@@ -124,7 +124,7 @@ class Watch:
 
     def compare(self, envs: Any, seed: int) -> None:
         """Look at the environments' own counters."""
-        worlds = envs.env_state
+        worlds = envs.batch_state
         first = namespace(worlds.seed).arange(seed, seed + len(worlds.seed), device=worlds.seed.device)
         self.count("number of the episode", worlds.number != self.resets)
         self.count("steps of the episode", worlds.clock != self.age)

@@ -107,7 +107,7 @@ def pure_step(params: EnvParams, batch: BatchState, actions: Array) -> tuple[Bat
 
     It checks nothing and, on a GPU, waits for nothing, so that a policy can act between steps without the host;
     there, the next episode of every world is made and, mostly, dropped. `TokenVectorEnv.pure_step` binds the rules,
-    and `TokenVectorEnv.env_state` is where to begin.
+    and `TokenVectorEnv.batch_state` is where to begin.
     """
     xp = namespace(batch.clock)
     count = params.learners.stop - params.learners.start

@@ -291,7 +291,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         return tokens, reward, terminated, truncated, info
 
     @property
-    def env_state(self) -> BatchState:
+    def batch_state(self) -> BatchState:
         """The worlds in play, for `pure_step`, which then needs no answer of the host.
 
         Raises:

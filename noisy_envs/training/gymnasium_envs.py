@@ -210,7 +210,7 @@ class ForeignVectorEnv:
         self._to_range = Range(takes)
         self.single_action_space = flatten_space(takes) if isinstance(takes, Box) else takes
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.env_state = torch.zeros((), dtype=torch.int64)  # steps played: all that there is to hand on
+        self.batch_state = torch.zeros((), dtype=torch.int64)  # steps played: all that there is to hand on
 
     def reset(self, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
         """Start the first episodes of `seed`, world i of seed + i: tokens (B, N, D), info."""

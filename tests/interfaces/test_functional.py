@@ -45,9 +45,9 @@ def test_pure_step_is_the_same_step(env_id, options, backend):
     if backend == "torch":
         torch = pytest.importorskip("torch")
     stepped, pure = pair(env_id, backend, **options)
-    worlds = pure.env_state
+    worlds = pure.batch_state
     stepped.action_space.seed(0)
-    before = repr([pure.env_state, pure.episodes])
+    before = repr([pure.batch_state, pure.episodes])
     for _ in range(40):
         actions = stepped.action_space.sample()
         if backend == "torch":
@@ -62,12 +62,12 @@ def test_pure_step_is_the_same_step(env_id, options, backend):
         for i in range(5):
             last = info["final_obs"][i] if "final_obs" in info and info["_final_obs"][i] else tokens[i]
             np.testing.assert_array_equal(final[i], as_numpy(last))
-    for own, theirs in zip(worlds, stepped.env_state, strict=True):
+    for own, theirs in zip(worlds, stepped.batch_state, strict=True):
         for x, y in zip(
             own if isinstance(own, tuple) else [own], theirs if isinstance(own, tuple) else [theirs], strict=True
         ):
             np.testing.assert_array_equal(as_numpy(x), as_numpy(y))
-    assert before == repr([pure.env_state, pure.episodes])
+    assert before == repr([pure.batch_state, pure.episodes])
 
 
 def test_levels_kept_on_a_device_are_the_banks():
@@ -95,7 +95,7 @@ def slopes(env_id, options, even=False, state=None):
         env_id, 16, backend="torch", continuous_actions=True, learners="all", autoreset_mode="SameStep", **options
     )
     envs.reset(seed=0, options=state)
-    worlds, reward, seen = envs.env_state, 0.0, 0.0
+    worlds, reward, seen = envs.batch_state, 0.0, 0.0
     action = torch.rand(16 * envs.game.num_agents, 5, generator=torch.Generator().manual_seed(0))
     action = (0 * action + 0.5 if even else action).requires_grad_()
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_use_in_inference_mode_leaves_later_gradients_alone(env_id, options):
         envs.reset(seed=0)
         envs.step(action.detach().reshape(4, -1, 5))
     envs.reset(seed=0)
-    worlds, _ = envs.pure_step(envs.env_state, action)
+    worlds, _ = envs.pure_step(envs.batch_state, action)
     _, outcome = envs.pure_step(worlds, action)
     assert (torch.autograd.grad(outcome.reward.sum(), action)[0] != 0).any()
     kept = [part for made in envs.game._made.values() for part in (made if isinstance(made, tuple) else [made])]

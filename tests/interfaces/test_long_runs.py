@@ -94,7 +94,7 @@ def test_torch_steps_every_world_as_numpy(env_id, options, count):
         largest = {name: max(value, found[name]) for name, value in largest.items()}
     print(env_id, options, largest)
     for one, other in zip(
-        (*ours.episodes, ours.env_state.clock), (*theirs.episodes, theirs.env_state.clock), strict=True
+        (*ours.episodes, ours.batch_state.clock), (*theirs.episodes, theirs.batch_state.clock), strict=True
     ):
         np.testing.assert_array_equal(as_numpy(one), other)
     allowed = dict.fromkeys(FACTS, 0.0) | {"snr": 1e-7} | ({} if exact else {"tokens": 1e-5, "reward": 1e-5})
@@ -116,7 +116,7 @@ def test_episodes_go_on_past_a_width(env_id, last, backend):
         np.testing.assert_allclose(as_numpy(tokens)[1], expected, rtol=0, atol=1e-6)
         assert envs.episodes[1].tolist() == [number] * 2 and single.episode == (4, number)
         earlier = episode_key(*envs.episodes[:1], np.arange(2) * 0 + (number & MASK))
-        assert (as_numpy(envs.env_state.key) == earlier).all() == (number <= MASK)
+        assert (as_numpy(envs.batch_state.key) == earlier).all() == (number <= MASK)
         ended = [as_numpy(envs.step(action)[3]).all() for _ in range(3)]
         assert ended == [False, False, True]
         tokens = envs.step(action)[0]
@@ -141,4 +141,4 @@ def test_steps_go_on_past_a_width(env_id, last, backend):
         np.testing.assert_allclose(as_numpy(tokens)[1], expected, rtol=0, atol=0 if backend == "numpy" else 1e-5)
         assert float(reward[1]) == pytest.approx(paid, rel=1e-5)
         assert as_numpy(truncated).tolist() == [cut, cut] == [clock == limit] * 2
-        assert as_numpy(envs.env_state.clock).tolist() == [clock] * 2
+        assert as_numpy(envs.batch_state.clock).tolist() == [clock] * 2

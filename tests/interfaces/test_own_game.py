@@ -521,7 +521,7 @@ def test_rules_get_numbers_clipped_to_0_to_1(backend, value):
         envs = TokenVectorEnv(Drift, 2, backend=backend)
         envs.reset(seed=5)
         actions = to_backend(np.full((2, 1), number, np.float32), backend)
-        seen.append([envs.pure_step(envs.env_state, actions)[1].tokens, envs.step(actions)])
+        seen.append([envs.pure_step(envs.batch_state, actions)[1].tokens, envs.step(actions)])
     assert_same(*seen)
     u = to_backend(np.full((2, 1), 0.5, np.float32), backend)
     assert_same(query_policy(Drift(), lambda tokens, u: 0 * u + value, None, u), 0 * u + nearest)

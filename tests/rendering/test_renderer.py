@@ -36,7 +36,7 @@ TAGS = {
     "solid": SimpleTag(num_predators=3, num_prey=2, num_obstacles=(0, 6), collidable_obstacles=True),
     "3v2v6": SimpleTag(num_predators=3, num_prey=2, num_obstacles=6),  # the longest legend
 }
-CORE = GAMES["1-3-4"]
+GAME = GAMES["1-3-4"]
 each_game_class = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 each_tag = pytest.mark.parametrize("game", TAGS.values(), ids=TAGS)
 
@@ -76,8 +76,8 @@ def run_clean(code: str, expect: int = 0, driver: str | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     head = """
     import sys
-    sys.path[:0] = ["tests", "."]
-    from test_render_module import CORE, TAGS, Renderer, start
+    sys.path[:0] = ["tests", "tests/rendering", "."]
+    from test_renderer import GAME, TAGS, Renderer, start
     """
     script = textwrap.dedent(head) + textwrap.dedent(code)
     command = [sys.executable, "-W", "error", "-c", script]
@@ -128,16 +128,16 @@ def test_array_is_uint8_and_shows_something_before_any_step(game: SimpleCentroid
 
 
 def test_the_same_world_gives_the_same_picture_and_a_new_array() -> None:
-    renderer = Renderer(CORE, "rgb_array", size=SIZE)
-    first, second = (renderer.draw(start(CORE), 0, 0.0) for _ in range(2))
+    renderer = Renderer(GAME, "rgb_array", size=SIZE)
+    first, second = (renderer.draw(start(GAME), 0, 0.0) for _ in range(2))
     assert first is not None and second is not None
     np.testing.assert_array_equal(first, second)
     assert not np.shares_memory(first, second)
-    np.testing.assert_array_equal(picture(CORE, start(CORE)), first)
+    np.testing.assert_array_equal(picture(GAME, start(GAME)), first)
 
 
 def test_picture_changes_with_agent_step_and_return() -> None:
-    state, renderer = start(CORE), Renderer(CORE, "rgb_array", size=SIZE)
+    state, renderer = start(GAME), Renderer(GAME, "rgb_array", size=SIZE)
     frames = [
         renderer.draw(state, 0, 0.0),
         renderer.draw(place_agent(state, 0.3, -0.3), 0, 0.0),
@@ -148,7 +148,7 @@ def test_picture_changes_with_agent_step_and_return() -> None:
 
 
 def test_a_return_that_rounds_to_zero_has_no_sign() -> None:
-    renderer, state = Renderer(CORE, "rgb_array", size=SIZE), start(CORE)
+    renderer, state = Renderer(GAME, "rgb_array", size=SIZE), start(GAME)
     np.testing.assert_array_equal(renderer.draw(state, 0, -0.0001), renderer.draw(state, 0, 0.0))
 
 
@@ -195,11 +195,11 @@ def test_every_start_is_well_inside(game: SimpleCentroid) -> None:
 
 
 def test_drawing_changes_no_state() -> None:
-    state = start(CORE)
+    state = start(GAME)
     before = copy.deepcopy(state)
     for part in state:
         part.flags.writeable = False
-    picture(CORE, state, np.ones(8))
+    picture(GAME, state, np.ones(8))
     for part, kept in zip(state, before, strict=True):
         np.testing.assert_array_equal(part, kept)
 
@@ -401,8 +401,8 @@ def test_legend_names_only_kinds_that_the_game_has() -> None:
 
 
 def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
-    state = start(CORE)
-    inside, outside = (picture(CORE, place_agent(state, x, 0.0)) for x in (0.0, 900.0))
+    state = start(GAME)
+    inside, outside = (picture(GAME, place_agent(state, x, 0.0)) for x in (0.0, 900.0))
     band, half = round(renderer.BAND * SIZE), SIZE // 2
     assert (inside[:band, half:] == 255).all() and (outside[:band, half:] < 100).any()
     np.testing.assert_array_equal(inside[:band, :half], outside[:band, :half])
@@ -412,8 +412,8 @@ def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
 
 
 def test_camera_never_moves() -> None:
-    state = start(CORE)
-    with_agent, far = (picture(CORE, place_agent(state, *place)) for place in ((0.0, 0.0), (900.0, -40.0)))
+    state = start(GAME)
+    with_agent, far = (picture(GAME, place_agent(state, *place)) for place in ((0.0, 0.0), (900.0, -40.0)))
     assert close_to(with_agent, renderer.RED).sum() > 10
     np.testing.assert_array_equal(close_to(with_agent, renderer.RED), close_to(far, renderer.RED))
     np.testing.assert_array_equal(close_to(with_agent, renderer.BLUE), close_to(far, renderer.BLUE))
@@ -435,7 +435,7 @@ def test_camera_of_tag_never_moves() -> None:
 
 @pytest.mark.parametrize(("x", "y"), [(50, 0), (-50, 0), (0, 50), (0, -50), (50, 50), (-1e6, 1e6)])
 def test_agent_out_of_view_is_an_arrow_at_the_border(x: float, y: float) -> None:
-    frame = picture(CORE, place_agent(start(CORE), x, y))
+    frame = picture(GAME, place_agent(start(GAME), x, y))
     rows, columns = np.nonzero(close_to(frame, renderer.GREEN))
     assert 5 < len(rows) < 100
     if x:
@@ -484,7 +484,7 @@ def test_halo_grows_with_the_weight_relative_to_the_largest() -> None:
 
 
 def test_weights_of_zero_draw_no_halo() -> None:
-    assert not glow(CORE, start(CORE), np.zeros(8)).any()
+    assert not glow(GAME, start(GAME), np.zeros(8)).any()
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_weights_of_zero_draw_no_halo() -> None:
 )
 def test_impossible_weights_are_refused(weights: object) -> None:
     with pytest.raises(ValueError, match="must be 8 finite numbers"):
-        picture(CORE, start(CORE), weights)
+        picture(GAME, start(GAME), weights)
 
 
 # Options
@@ -510,7 +510,7 @@ def test_impossible_weights_are_refused(weights: object) -> None:
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Renderer(CORE, **({"mode": "rgb_array"} | options))
+        Renderer(GAME, **({"mode": "rgb_array"} | options))
 
 
 def test_an_unknown_game_is_refused() -> None:
@@ -528,10 +528,10 @@ def test_an_unknown_game_is_refused() -> None:
 
 def test_pygame_comes_with_the_first_drawing_and_no_display_or_mixer_ever() -> None:
     printed = run_clean("""
-    for core in (CORE, *TAGS.values()):
-        renderer = Renderer(core, "rgb_array", size=100)
-        assert core is not CORE or "pygame" not in sys.modules
-        frame = renderer.draw(start(core), 0, 0.0)
+    for game in (GAME, *TAGS.values()):
+        renderer = Renderer(game, "rgb_array", size=100)
+        assert game is not GAME or "pygame" not in sys.modules
+        frame = renderer.draw(start(game), 0, 0.0)
         import pygame
         assert not pygame.display.get_init() and pygame.mixer.get_init() is None
         assert frame.std() > 0
@@ -543,9 +543,9 @@ def test_pygame_comes_with_the_first_drawing_and_no_display_or_mixer_ever() -> N
 def test_human_mode_imports_late_and_starts_no_mixer() -> None:
     run_clean(
         """
-        renderer = Renderer(CORE, "human", size=100)
+        renderer = Renderer(GAME, "human", size=100)
         assert "pygame" not in sys.modules
-        assert renderer.draw(start(CORE), 0, 0.0) is None
+        assert renderer.draw(start(GAME), 0, 0.0) is None
         import pygame
         assert pygame.display.get_init() and pygame.mixer.get_init() is None
         renderer.close()
@@ -558,7 +558,7 @@ def test_human_mode_imports_late_and_starts_no_mixer() -> None:
 def test_a_run_with_a_window_obeys_kill() -> None:
     code = """
     import os, signal, time
-    Renderer(CORE, "human", size=100).draw(start(CORE), 0, 0.0)
+    Renderer(GAME, "human", size=100).draw(start(GAME), 0, 0.0)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1)
     """
@@ -569,9 +569,9 @@ def test_a_run_with_a_window_obeys_kill() -> None:
 
 
 def test_human_is_paced_and_array_is_not(screen: None) -> None:
-    state, times = start(CORE), {}
+    state, times = start(GAME), {}
     for mode in ("human", "rgb_array"):
-        renderer = Renderer(CORE, mode, fps=10, size=100)
+        renderer = Renderer(GAME, mode, fps=10, size=100)
         renderer.draw(state, 0, 0.0)
         began = time.perf_counter()
         for step in range(1, 4):
@@ -588,20 +588,20 @@ def test_human_is_paced_and_array_is_not(screen: None) -> None:
 def test_window_shows_the_picture(screen: None) -> None:
     import pygame
 
-    renderer = Renderer(CORE, "human", fps=100, size=SIZE)
-    assert renderer.draw(start(CORE), 0, 0.0) is None
+    renderer = Renderer(GAME, "human", fps=100, size=SIZE)
+    assert renderer.draw(start(GAME), 0, 0.0) is None
     assert renderer._window.opened is not None
     shown = pygame.surfarray.array3d(renderer._window.opened[0].get_surface()).swapaxes(0, 1)
-    np.testing.assert_array_equal(shown, picture(CORE, start(CORE)))
+    np.testing.assert_array_equal(shown, picture(GAME, start(GAME)))
     renderer.close()
 
 
 @pytest.mark.parametrize("mode", ["human", "rgb_array"])
 def test_close_is_idempotent_and_drawing_again_works(screen: None, mode: str) -> None:
-    renderer = Renderer(CORE, mode, fps=100, size=100)
+    renderer = Renderer(GAME, mode, fps=100, size=100)
     renderer.close()
     for _ in range(2):
-        renderer.draw(start(CORE), 0, 0.0)
+        renderer.draw(start(GAME), 0, 0.0)
         assert is_open(renderer) == (mode == "human")
         renderer.close()
         renderer.close()
@@ -612,12 +612,12 @@ def test_each_renderer_closes_only_its_own_window(screen: None) -> None:
     import pygame
 
     users = pygame.display.set_mode((50, 50))
-    first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
+    first, second = (Renderer(GAME, "human", fps=100, size=100) for _ in range(2))
     for window in (first, second):
-        window.draw(start(CORE), 0, 0.0)
+        window.draw(start(GAME), 0, 0.0)
     first.close()
     assert is_open(second) and not is_open(first)
-    second.draw(start(CORE), 1, 0.0)
+    second.draw(start(GAME), 1, 0.0)
     second.close()
     assert pygame.display.get_init() and pygame.display.get_surface() is users
     users.fill("red")
@@ -625,19 +625,19 @@ def test_each_renderer_closes_only_its_own_window(screen: None) -> None:
 
 
 def test_a_window_that_a_person_closed_stays_closed(screen: None) -> None:
-    first, second = (Renderer(CORE, "human", fps=100, size=100) for _ in range(2))
+    first, second = (Renderer(GAME, "human", fps=100, size=100) for _ in range(2))
     for window in (first, second):
-        window.draw(start(CORE), 0, 0.0)
+        window.draw(start(GAME), 0, 0.0)
     press_close(second)
-    first.draw(start(CORE), 1, 0.0)  # sees an event that is not its own
+    first.draw(start(GAME), 1, 0.0)  # sees an event that is not its own
     assert is_open(first) and is_open(second)
-    second.draw(start(CORE), 1, 0.0)
+    second.draw(start(GAME), 1, 0.0)
     assert is_open(first) and not is_open(second)
     for _ in range(2):
-        assert second.draw(start(CORE), 2, 0.0) is None and not is_open(second)
-    first.draw(start(CORE), 2, 0.0)
+        assert second.draw(start(GAME), 2, 0.0) is None and not is_open(second)
+    first.draw(start(GAME), 2, 0.0)
     second.close()
-    second.draw(start(CORE), 3, 0.0)
+    second.draw(start(GAME), 3, 0.0)
     assert is_open(second)
     first.close()
     second.close()
@@ -646,10 +646,10 @@ def test_a_window_that_a_person_closed_stays_closed(screen: None) -> None:
 def test_a_program_hears_that_its_window_was_closed(screen: None) -> None:
     import pygame
 
-    renderer = Renderer(CORE, "human", fps=100, size=100)
-    renderer.draw(start(CORE), 0, 0.0)
+    renderer = Renderer(GAME, "human", fps=100, size=100)
+    renderer.draw(start(GAME), 0, 0.0)
     press_close(renderer)
-    renderer.draw(start(CORE), 1, 0.0)
+    renderer.draw(start(GAME), 1, 0.0)
     assert len(pygame.event.get(pygame.WINDOWCLOSE)) == 1
     renderer.close()
 
@@ -657,12 +657,12 @@ def test_a_program_hears_that_its_window_was_closed(screen: None) -> None:
 def test_other_events_are_left_to_the_program(screen: None) -> None:
     import pygame
 
-    renderer = Renderer(CORE, "human", fps=100, size=100)
-    renderer.draw(start(CORE), 0, 0.0)
+    renderer = Renderer(GAME, "human", fps=100, size=100)
+    renderer.draw(start(GAME), 0, 0.0)
     pygame.event.clear()
     pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_LEFT))
     pygame.event.post(pygame.event.Event(pygame.MOUSEMOTION, pos=(1, 1), rel=(0, 0), buttons=(0, 0, 0)))
-    renderer.draw(start(CORE), 1, 0.0)
+    renderer.draw(start(GAME), 1, 0.0)
     assert {event.type for event in pygame.event.get()} >= {pygame.KEYDOWN, pygame.MOUSEMOTION}
     renderer.close()
 
@@ -671,13 +671,13 @@ def test_another_programs_quit_does_no_harm(screen: None) -> None:
     """Gymnasium's own games call pygame.quit() when they close."""
     import pygame
 
-    human, array = (Renderer(CORE, mode, fps=100, size=100) for mode in ("human", "rgb_array"))
-    before = array.draw(start(CORE), 0, 0.0)
-    human.draw(start(CORE), 0, 0.0)
+    human, array = (Renderer(GAME, mode, fps=100, size=100) for mode in ("human", "rgb_array"))
+    before = array.draw(start(GAME), 0, 0.0)
+    human.draw(start(GAME), 0, 0.0)
     pygame.quit()
-    np.testing.assert_array_equal(array.draw(start(CORE), 0, 0.0), before)
+    np.testing.assert_array_equal(array.draw(start(GAME), 0, 0.0), before)
     assert not pygame.display.get_init()
-    human.draw(start(CORE), 1, 0.0)
+    human.draw(start(GAME), 1, 0.0)
     assert is_open(human)
     pygame.quit()
     human.close()
@@ -689,14 +689,14 @@ def test_another_programs_quit_does_no_harm(screen: None) -> None:
 @pytest.mark.parametrize("mode", ["human", "rgb_array"])
 @pytest.mark.parametrize("clone", [copy.deepcopy, copy.copy, lambda r: pickle.loads(pickle.dumps(r))])
 def test_a_copy_begins_afresh(screen: None, mode: str, clone: Callable[[Renderer], Renderer]) -> None:
-    renderer = Renderer(CORE, mode, fps=77, size=120)
-    shown = renderer.draw(start(CORE), 0, 0.0)
+    renderer = Renderer(GAME, mode, fps=77, size=120)
+    shown = renderer.draw(start(GAME), 0, 0.0)
     other = clone(renderer)
-    assert (other.game, other.mode, other.fps, other.size) == (CORE, mode, 77, 120)
+    assert (other.game, other.mode, other.fps, other.size) == (GAME, mode, 77, 120)
     assert not is_open(other)
     other.close()
     assert is_open(renderer) == (mode == "human")
-    again = other.draw(start(CORE), 0, 0.0)
+    again = other.draw(start(GAME), 0, 0.0)
     if shown is not None:
         np.testing.assert_array_equal(again, shown)
     renderer.close()

@@ -99,7 +99,8 @@ def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
         args = ppo.parse(["--seed", str(seed), "--num-envs", "512"])
-        seen = [set(ppo.make_envs(args, 512, purpose)[0].env_state.seed.tolist()) for purpose in ("train", "evaluate")]
+        both = [ppo.make_envs(args, 512, purpose)[0] for purpose in ("train", "evaluate")]
+        seen = [set(envs.batch_state.seed.tolist()) for envs in both]
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
 

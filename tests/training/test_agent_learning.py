@@ -26,7 +26,7 @@ def begin(agent_file=ppo, words=(), num_envs=8, max_steps=None):
     agent = agent_file.Agent(args, envs.token_spec, envs.single_action_space)
     tokens = tokens.flatten(0, -3)
     zeros = torch.zeros(len(tokens))
-    return args, envs, agent, agent_file.Play(envs.env_state, tokens, zeros, zeros.clone())
+    return args, envs, agent, agent_file.Play(envs.batch_state, tokens, zeros, zeros.clone())
 
 
 def play(agent_file, args, envs, agent, start, num_steps, seed=0):

@@ -37,7 +37,7 @@ class MarkedSign:
     def __init__(self, num_envs: int, seed: int) -> None:
         zeros = torch.zeros(num_envs, dtype=torch.int64)
         self.key = episode_key(seed + torch.arange(num_envs), zeros)
-        self.env_state = Marked(self.show(zeros), zeros, zeros > 0)
+        self.batch_state = Marked(self.show(zeros), zeros, zeros > 0)
 
     def show(self, clock: Tensor) -> Tensor:
         values, place = uniforms(self.key, clock, (16, 1))
@@ -67,7 +67,7 @@ def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
 
     def make_envs(args, num_envs, purpose, first=0):
         envs = MarkedSign(num_envs, ppo.derive_seed(args.seed, purpose) + first)
-        return envs, envs.env_state.tokens
+        return envs, envs.batch_state.tokens
 
     monkeypatch.setattr(ppo, "make_envs", make_envs)
     args = ppo.parse([*WORDS, "--run-dir", str(tmp_path)])

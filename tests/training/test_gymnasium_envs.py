@@ -83,7 +83,7 @@ def test_worlds_are_those_of_gymnasium(num_noise):
     tokens, _ = envs.reset(seed=7)
     assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
     rng = np.random.default_rng(0)
-    worlds, ends = envs.env_state, 0
+    worlds, ends = envs.batch_state, 0
     for _ in range(80):
         actions = rng.integers(0, 2, 3)
         worlds, outcome = envs.pure_step(worlds, torch.from_numpy(actions))
@@ -424,7 +424,7 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
     envs = gymnasium_envs.ForeignVectorEnv(game, 2)
     tokens, _ = envs.reset(seed=10)
     assert tokens[:, 1, 0].tolist() == [10, 11]
-    worlds = envs.env_state
+    worlds = envs.batch_state
     for clock in range(1, 6):
         worlds, outcome = envs.pure_step(worlds, torch.zeros(2, dtype=torch.int64))
         assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
@@ -560,7 +560,7 @@ def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space)
     parameters, _ = agent(tokens)
     actions = agent.sample(parameters, agent.noise((4,), "cpu", torch.Generator().manual_seed(0)))
     assert tuple(actions.shape) == envs.action_space.shape
-    _, outcome = envs.pure_step(envs.env_state, actions)
+    _, outcome = envs.pure_step(envs.batch_state, actions)
     assert outcome.reward.shape == (4,)
     world = gymnasium_envs.OneForeign(game)
     world.reset(0)
