@@ -15,11 +15,11 @@ from typing import Any
 
 from noisy_envs.arrays import Array
 from noisy_envs.games.game import Core
+from noisy_envs.randomness import derive_seed
 from noisy_envs.registration import FOREIGN, find
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
 from noisy_envs.training.gymnasium_envs import OneForeign
-from noisy_envs.training.settings import derive_seed
 from noisy_envs.validation import check_choice
 
 AGENTS = Path(__file__).parents[2] / "agents"  # of the checkout
