@@ -114,6 +114,19 @@ def token_weights(agent: Any, tokens: Tensor) -> Tensor:
     return weights
 
 
+def saliency(agent: Any, tokens: Tensor) -> Tensor:
+    """Return how much the action changes with each token (R, N, D): (R, N), summing to 1.
+
+    It is the norm of the derivative of the mean action, or of the log probabilities, by a token without its role.
+    """
+    with torch.enable_grad():
+        tokens = tokens.clone().requires_grad_()
+        outputs = agent.distribution.saliency_outputs(agent(tokens)[0])
+        slopes = torch.stack([torch.autograd.grad(x.sum(), tokens, retain_graph=True)[0] for x in outputs.unbind(-1)])
+    norms = slopes.square().sum(dim=(0, 3)).sqrt()
+    return norms / norms.sum(1, keepdim=True).clamp(min=1e-30)
+
+
 def record_episode(agent: Any, args: Any, trained: Any = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
     game, parameters = registration.find(args.env_id)
