@@ -74,7 +74,7 @@ def to(array: np.ndarray, backend: str) -> Array:
 # --- actions and motion ---
 
 
-def test_positions_move_with_the_old_velocity():  # C01
+def test_positions_move_with_the_old_velocity():
     core = SimpleTag(num_prey=1, num_obstacles=0)
     state = arranged(core, [[0, 5], [0, -5]])
     seen = [state.mover[0, :, [0, 2]]]
@@ -99,7 +99,7 @@ def test_speed_limits(speed):
 
 
 @pytest.mark.parametrize("action", range(5))
-def test_discrete_actions_are_the_one_hot_ones(action):  # C02
+def test_discrete_actions_are_the_one_hot_ones(action):
     continuous = dataclasses.replace(DEFAULT, continuous_actions=True)
     state, _ = worlds(DEFAULT, 16)
     discrete = np.full((16, 4), action)
@@ -122,7 +122,7 @@ def test_discrete_actions_are_the_one_hot_ones(action):  # C02
         ([0, -3, 0.5, 0, -1], [1.5, 0]),
     ],
 )
-def test_continuous_actions(action, force):  # C03
+def test_continuous_actions(action, force):
     core = SimpleTag(continuous_actions=True)
     given = legal(core, np.array([[action] * 4], np.float32))
     forces = core.control(given, np.zeros(1, np.float32))
@@ -134,7 +134,7 @@ def test_continuous_actions(action, force):  # C03
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("obstacle", [False, True])
-def test_bodies_at_one_point(obstacle, dtype):  # C04
+def test_bodies_at_one_point(obstacle, dtype):
     core = SimpleTag(collidable_obstacles=obstacle)
     state = State(*(field.astype(dtype) for field in arranged(core, np.ones((8, 2)))))
     np.testing.assert_array_equal(coast(core, state)[:, :4], np.tile([1, 1, 0, 0], (4, 1)))
@@ -151,7 +151,7 @@ CONTACTS = {  # who, and at which distance, with which force in newton
 
 
 @pytest.mark.parametrize(("one", "other", "apart", "force"), CONTACTS.values(), ids=list(CONTACTS))
-def test_contact_forces(one, other, apart, force):  # C05
+def test_contact_forces(one, other, apart, force):
     """Five bodies: predator 0, prey 1, obstacle 2, predator 3, prey 4."""
     core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, collidable_obstacles=True)
     row = {0: 0, 3: 1, 1: 2, 4: 3, 2: 4}
@@ -176,7 +176,7 @@ def test_contact_only_between_kinds_that_collide(flags):
         assert moved.tolist() == [touch and i in (one, other) for i in range(4)]
 
 
-def test_nobody_touches_itself():  # C06
+def test_nobody_touches_itself():
     core = SimpleTag(num_predators=4, num_prey=4, num_obstacles=8, collidable_obstacles=True)
     state = arranged(core, list(itertools.product(range(4), range(4))))
     assert (coast(core, state)[:, 2:4] == 0).all()
@@ -207,7 +207,7 @@ def test_absent_obstacles_do_not_push():
         ((False, False, True), 0),  # obstacles alone: nothing would move
     ],
 )
-def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):  # C11
+def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):
     seen = []
 
     def counted(position, others, *rest):
@@ -257,7 +257,7 @@ def test_noise_changes_nothing_for_all_learners():
     assert all(rewards == seen[0] for rewards in seen)
 
 
-def test_places_of_noise_change_nothing():  # C05
+def test_places_of_noise_change_nothing():
     """To the bit as if all were 100 units away, even with obstacles on top of the agents."""
     core = SimpleTag(num_obstacles=28)
     near, key = worlds(core, 64)
@@ -277,7 +277,7 @@ def test_places_of_noise_change_nothing():  # C05
     ("toucher", "own", "shared", "prey"),
     [([0], [10, 0, 0], 10, -10), ([1, 2], [0, 10, 10], 20, -20), ([], [0, 0, 0], 0, 0)],
 )
-def test_who_is_paid(toucher, own, shared, prey, flags):  # C07
+def test_who_is_paid(toucher, own, shared, prey, flags):
     position = [[0.5, 0.5], [0.5, -0.5], [-0.5, 0.5], [0, 0]]
     for i in toucher:
         position[i] = [0.12 * math.cos(i), 0.12 * math.sin(i)]
@@ -301,7 +301,7 @@ def test_a_predator_is_paid_for_each_prey():
     [(0, 0), (0.9, 0), (0.95, 0.5), (1, 1), (1.5, 2.718282), (2, 7.389056), (2.151293, 10), (2.2, 10), (100, 10)],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_penalty_of_the_arena(x, penalty, dtype):  # C08
+def test_penalty_of_the_arena(x, penalty, dtype):
     for px, py, times in ((x, 0, 1), (-x, 0, 1), (0, x, 1), (0, -x, 1), (x, -x, 2)):
         found = DEFAULT.penalty(np.array([[[px, py]]], dtype))
         np.testing.assert_allclose(found, [[times * penalty]], rtol=0, atol=5e-6)
@@ -368,7 +368,7 @@ def test_counts_cover_their_range():
 
 
 @pytest.mark.parametrize("start", ["paper", "mpe"])
-def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
+def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):
     drawn = []
 
     def counted(key, counter, counts):
@@ -385,7 +385,7 @@ def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
 # --- tokens ---
 
 
-def test_tokens_of_each_agent():  # C12
+def test_tokens_of_each_agent():
     core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=(0, 2))
     position = np.array([[[1, 2], [3, 5], [-1, 0], [0, 1], [0.5, 0.5], [9, 9]]])
     velocity = np.array([[[1, 0], [0, -1], [0.5, 0.5], [-1, 1], [0, 0], [0, 0]]])
