@@ -60,7 +60,7 @@ class Fruit(SingleAgentGame):
         return low, high
 
     @cached_property
-    def start_draws(self) -> tuple[int, ...]:
+    def num_reset_uniforms(self) -> tuple[int, ...]:
         """Random numbers for `initial`, in two streams, so that more pebbles move neither agent nor fruit."""
         return 1, 1 + self.num_pebbles
 
@@ -70,7 +70,7 @@ class Fruit(SingleAgentGame):
         fruit = (2 * u[0] + 0.1 + 1.8 * u[1][:, :1]) % 2  # at least 0.1 from the agent, wrapped around the line
         return State(2 * u[0] - 1, xp.concat([fruit - 1, 2 * u[1][:, 1:] - 1], axis=1))
 
-    def transition(self, state: State, action: Array, chance: Any) -> State:
+    def transition(self, state: State, action: Array, randomness: Any) -> State:
         """Walk by actions (B, 1)."""
         xp = namespace(action)
         step = 0.1 * xp.astype(action - 1, state.agent.dtype)
@@ -95,7 +95,7 @@ class Fruit(SingleAgentGame):
         """Return the signal among tokens (..., N, 2): agent and fruit."""
         return tokens[..., 1] < 2
 
-    def scene(self, state: State, halos: Array) -> Scene:
+    def render_scene(self, state: State, halos: Array) -> Scene:
         """Draw one environment, without the axis B, 1.2 to each side; halos (N,) are weights of tokens."""
         kinds = [LOOKS[min(token, 2)] for token in range(len(halos))]
         places = np.concatenate([state.agent, state.things])
