@@ -24,9 +24,9 @@ from noisy_envs.rendering.window import Window
 from noisy_envs.training.process import stop_signals
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = {
-    f"{path.name}-{number}": block
+    f"{path.relative_to(ROOT)}-{number}": block
     for path in [*PAGES, *sorted((ROOT / "noisy_envs").rglob("*.py"))]
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 }
@@ -41,7 +41,7 @@ def test_program_in_the_text(block, capsys):
         pytest.importorskip("torch")
     exec(compile(block, "block", "exec"), {"__name__": "block"})
     shown = capsys.readouterr().out.splitlines()
-    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the text says is printed
+    for printed in re.findall(r"^print\(.*\)  # ([\d(\[].*)$", block, re.MULTILINE):  # what the text says is printed
         assert printed in shown
 
 
@@ -105,9 +105,9 @@ def test_a_film_of_an_oracle_needs_one(monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_readme_lists_every_example():
-    row = r"^\| \[(\w+\.py)\]\(examples/\1\) \|.*\| `pip install .*` \|$"
-    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_examples_page_lists_every_example():
+    row = r"^\| \[(\w+\.py)\]\(\1\) \|.*\| `pip install .*` \|$"
+    rows = re.findall(row, (ROOT / "examples" / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -236,6 +236,16 @@ def test_runs_are_drawn_beside_each_other(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     wrong = subprocess.run([*words, "three=nowhere"], check=False, capture_output=True, text=True)
     assert wrong.returncode == 2 and "'three=nowhere' must be LABEL=FOLDER" in wrong.stderr
+
+
+def test_the_readmes_figure_is_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["plot_noise.py", str(tmp_path / "noise.png")])
+    read_scores = runpy.run_path(str(ROOT / "tools" / "plot_noise.py"), run_name="__main__")["read_scores"]
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert read_scores(page, "SimpleTag")[1] == [(0.39, 0.17, 0.77), (0.1, 0.08, 0.11)]
+    assert read_scores(page, "head")[3][0] == (1.053, 1.05, 1.055)
 
 
 def test_unknown_id_has_no_references():

@@ -200,7 +200,7 @@ def test_rules(before, moves, told, after, options, backend):
     same(game.validate_state(State(*(as_numpy(x) for x in state)), (1,)), state)
 
 
-def test_perfect_play_is_paid_goal_length_and_nine():  # C41
+def test_perfect_play_is_paid_goal_length_and_nine():
     env = make(BOX_WORLD, size=5, goal_length=4, num_distractors=2)
     for name, expected in (("two keys", 11), ("three keys", 12)):
         before, moves, *_ = RULES[name]
@@ -224,7 +224,7 @@ def test_a_distractor_ends_without_success():
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 30])
 @pytest.mark.parametrize("way", ["idle", "gem", "distractor"])
-def test_time_limit(limit, way):  # C46
+def test_time_limit(limit, way):
     """The last step opens a box, or does not."""
     env = make(BOX_WORLD, size=5, **({} if limit == 30 else {"max_steps": limit}))
     box = {"idle": "a ..... ....@ ..... ...*A .....", "gem": "a ..... ..... ....@ ...*A ....."}
@@ -417,7 +417,7 @@ def check_solutions(options: dict[str, Any], count: int, first: int = 0) -> None
 
 
 @each_setting
-def test_levels_are_solved(options):  # C43
+def test_levels_are_solved(options):
     check_solutions(options, 500)
 
 
@@ -457,7 +457,7 @@ def around(place: tuple[int, int]) -> set[tuple[int, int]]:
 
 
 @each_setting
-def test_what_a_level_consists_of(options):  # C44
+def test_what_a_level_consists_of(options):
     config = BoxWorld(**options).level_config
     seen = defaultdict(Counter)
     for number in range(2000):
@@ -555,7 +555,7 @@ def test_levels_stay_what_they_were(options):
 
 
 @pytest.mark.parametrize("seed", ["0", "4242"])
-def test_levels_are_the_same_in_a_fresh_process(seed):  # C49
+def test_levels_are_the_same_in_a_fresh_process(seed):
     code = "import test_box_world as t; print(t.digest(t.SETTINGS['ranges'], 200))"
     here = Path(__file__).parent
     run = subprocess.run(
@@ -728,7 +728,7 @@ def places(game: BoxWorld, state: State) -> np.ndarray:
 
 
 @each_view
-def test_everything_is_read_back_from_entities(options, backend):  # C47
+def test_everything_is_read_back_from_entities(options, backend):
     game = BoxWorld(**options)
     for state in played(game, 100, 24):
         seen = game.observe(moved(state, backend))
@@ -753,7 +753,7 @@ def test_everything_is_read_back_from_entities(options, backend):  # C47
 
 
 @each_view
-def test_everything_is_read_back_from_pixels(options, backend):  # C47, C48
+def test_everything_is_read_back_from_pixels(options, backend):
     game, rgb = BoxWorld(**options, observation="pixels"), BoxWorld(**options, observation="rgb")
     for state in played(game, 60, 24):
         seen, pictures = game.observe(moved(state, backend)), rgb.observe(moved(state, backend))
@@ -807,7 +807,7 @@ def test_colours():
 
 
 @pytest.mark.parametrize("move", MOVE)
-def test_up_is_up(move, backend):  # C48
+def test_up_is_up(move, backend):
     """The agent's pixel moves, and all else moves the other way around it."""
     start = drawn("a ..... ..... ..@.. ..... ...bB")
     towards = STEP[MOVE[move]]
@@ -866,7 +866,7 @@ def test_masks(kind, options, backend):
 @pytest.mark.parametrize(
     "options", [{}, WIDE, {"size": 3, "num_distractors": 0}], ids=["one size", "sizes", "smallest"]
 )
-def test_observations_are_in_their_space(kind, options):  # C42
+def test_observations_are_in_their_space(kind, options):
     env = make(BOX_WORLD, observation=kind, **options)
     env.action_space.seed(0)
     dtype = np.uint8 if kind == "rgb" else np.float32

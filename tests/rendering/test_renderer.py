@@ -112,7 +112,7 @@ def is_open(renderer: Renderer) -> bool:
     return renderer._window.opened is not None and renderer._window.opened[0].get_surface() is not None
 
 
-# C14: pictures
+# pictures
 
 
 @each_game_class
@@ -408,7 +408,7 @@ def test_an_arrow_out_of_view_is_explained_where_there_is_one() -> None:
     np.testing.assert_array_equal(inside[:band, :half], outside[:band, :half])
 
 
-# C13: the camera
+# the camera
 
 
 def test_camera_never_moves() -> None:
@@ -523,7 +523,7 @@ def test_an_unknown_game_is_refused() -> None:
         Renderer(Other(), "rgb_array")
 
 
-# C15 and C16: what is imported, what is opened
+# what is imported, what is opened
 
 
 def test_pygame_comes_with_the_first_drawing_and_no_display_or_mixer_ever() -> None:
@@ -565,7 +565,7 @@ def test_a_run_with_a_window_obeys_kill() -> None:
     run_clean(code, expect=-signal.SIGTERM, driver="dummy")
 
 
-# C17: pace
+# pace
 
 
 def test_human_is_paced_and_array_is_not(screen: None) -> None:
@@ -582,7 +582,7 @@ def test_human_is_paced_and_array_is_not(screen: None) -> None:
     assert times["rgb_array"] < 0.15
 
 
-# C20: windows
+# windows
 
 
 def test_window_shows_the_picture(screen: None) -> None:
@@ -683,7 +683,7 @@ def test_another_programs_quit_does_no_harm(screen: None) -> None:
     human.close()
 
 
-# C26: copies
+# copies
 
 
 @pytest.mark.parametrize("mode", ["human", "rgb_array"])

@@ -160,7 +160,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
 
 
-# C09, C37: episodes are as long as without the wrappers
+# episodes are as long as without the wrappers
 
 
 @each_case
@@ -191,7 +191,7 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
     envs.close()
 
 
-# spaces, C30
+# spaces
 
 
 @each_case
@@ -256,7 +256,7 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
     assert 5.7 < box.high[5, 0] == -box.low[5, 0] < 5.8
 
 
-# C21 to C26: seeds, and what is left over
+# seeds, and what is left over
 
 
 @each_seed
@@ -393,7 +393,7 @@ def test_an_episode_is_named_by_its_number() -> None:
     assert_same(tokens[1], twin.reset(seed=8, options={"episode": 2})[0])
 
 
-# C33, C35, C36, C38: a vector is its worlds
+# a vector is its worlds
 
 
 @each_mode
@@ -579,9 +579,6 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
     assert envs.token_spec == twin.token_spec and envs.num_draws == twin.num_draws == 2
     assert_same(envs.reset(seed=0)[0][1], twin.reset(seed=1)[0])
     envs.close()
-
-
-# C34, C39
 
 
 @pytest.mark.parametrize(
