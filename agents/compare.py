@@ -35,6 +35,7 @@ import gymnasium
 
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
 from noisy_envs.training.files import lock_folder, write_atomically
 from noisy_envs.training.metrics import read_metrics
@@ -47,7 +48,6 @@ from noisy_envs.training.process import (
     memory_errors,
     on_stop_signal,
 )
-from noisy_envs.training.settings import parse_arguments
 from noisy_envs.training.statistics import Rows, drop, estimate
 from noisy_envs.training.sweep import JobResult, check_settings, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
@@ -229,9 +229,7 @@ def parse_agent_args(args: Sequence[str]) -> dict[str, str]:
             settings[name] = arg if settings[name] == "True" else f"{settings[name]} {arg}"
     for name in RESERVED:
         if name in settings:
-            raise ValueError(
-                f"--{name.replace('_', '-')} after --: expected only settings that this program does not set"
-            )
+            raise ValueError(f"--{name.replace('_', '-')} after --: this program sets it itself, or it trains nothing")
     return settings
 
 

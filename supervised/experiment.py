@@ -31,6 +31,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.randomness import derive_seed
+from noisy_envs.training.accelerate import use_deterministic
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
     load_checkpoint,
@@ -46,7 +49,6 @@ from noisy_envs.training.process import (
     memory_errors,
     on_stop_signal,
 )
-from noisy_envs.training.settings import derive_seed, parse_arguments, use_deterministic
 from noisy_envs.training.sweep import JobResult, check_settings, run_in_processes, run_in_turn, run_jobs
 from noisy_envs.training.versions import library_versions
 from noisy_envs.validation import check_count, check_number, plain

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +26,7 @@ else:
 def format_error(error: Exception) -> str:
     """Describe an error that ends a program, with a hint if the system caused it, as a full disk does."""
     from_system = isinstance(error, OSError) and error.errno is not None  # this package's own errors have no number
-    return f"{error}; fix the cause, then resume with the same command" if from_system else str(error)
+    return f"{error}; once that is fixed, resume with the same command" if from_system else str(error)
 
 
 @contextlib.contextmanager
@@ -196,3 +196,22 @@ def write_stderr(text: str) -> None:
 def timestamp() -> str:
     """Return the time for a folder's name."""
     return time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_memory(needs: Mapping[str, int], device: str) -> None:
+    """Raise ValueError if a device cannot hold one of `needs`: counts of float32 values by setting.
+
+    Linux grants more memory than it has, and kills the process that uses it.
+    """
+    import torch
+
+    if torch.device(device).type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows grants what there is
+        return
+    for settings, numbers in needs.items():
+        if 4 * numbers > total:
+            needed, available = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
+            raise ValueError(f"not enough memory: {settings} need at least {needed}, {device} has {available}")
