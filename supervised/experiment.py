@@ -220,8 +220,8 @@ def check(args: Args, known_pooling: Sequence[str]) -> None:
     check_number("weight_decay", args.weight_decay, minimum=0)
     if not 0 <= args.warmup <= 1:  # NaN fails too
         raise ValueError(f"warmup={args.warmup}: expected a share from 0 to 1")
-    if args.max_grad_norm < math.inf:
-        check_number("max_grad_norm", args.max_grad_norm, above=0)
+    if not args.max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm={args.max_grad_norm}: expected a number above 0, or inf")
     try:
         torch.zeros((), device=args.device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -95,10 +95,12 @@ def lock_folder(folder: Path) -> IO[bytes]:
     with contextlib.suppress(OSError):  # a run on a file system without locks is better than none
         locked = _lock(file)
     if not locked:
+        content = b""
         with file, contextlib.suppress(OSError):  # Windows lets nobody read what is locked
             file.seek(0)
-            holder = _describe_holder(file.read(300))
-            raise BlockingIOError(f"{folder} is in use by another process{holder}; wait until that ends, or stop it")
+            content = file.read(300)
+        holder = _describe_holder(content)
+        raise BlockingIOError(f"{folder} is in use by another process{holder}; wait until that ends, or stop it")
     with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed; the run's own files report the error
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())

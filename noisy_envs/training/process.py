@@ -149,7 +149,7 @@ def run_command(command: list[str], log: Path, lock: IO[bytes], stop: StopReques
     with log.open("ab") as file:
         file.write(f"$ {shlex.join(command)}\n".encode())
         file.flush()
-        process = _start(command, file, lock)
+        process = start_process(command, file, lock)
     passed_on = 0
     while True:
         try:
@@ -163,7 +163,7 @@ def run_command(command: list[str], log: Path, lock: IO[bytes], stop: StopReques
             stop.add()
 
 
-def _start(command: list[str], file: IO[bytes], lock: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_process(command: list[str], file: IO[bytes], lock: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a command in its own session, which the terminal's Ctrl-C does not reach: it would count twice.
 
     The output is written to the file, in UTF-8. The process inherits the open lock, except on Windows.
