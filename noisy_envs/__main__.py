@@ -11,10 +11,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from noisy_envs.baselines import reference_returns
-from noisy_envs.interfaces.common import check_seed
+from noisy_envs.baselines import baseline_returns
+from noisy_envs.interfaces.checks import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.registration import ENVIRONMENTS, canonical_id
 from noisy_envs.rendering.playback import make_playback, record
 from noisy_envs.rendering.video import check_video_path, write_video
 from noisy_envs.rendering.viewer import BaselinePolicy, Policy, Viewer, baseline_names
@@ -36,9 +36,9 @@ def row(env_id: str) -> tuple[str, ...]:
     """Return the row of an id in the table, a text for each of `COLUMNS`."""
     env: Any = gymnasium.make(env_id).unwrapped
     tokens, info = env.reset(seed=0)
-    actions = f"{env.core.num_actions} floats" if env.core.continuous_actions else f"one of {env.core.num_actions}"
-    noise = int(np.count_nonzero(env.core.token_mask(tokens) & ~info["signal_mask"]))
-    returns = [f"{value:.3f}" for value in reference_returns(env_id)]
+    actions = f"{env.game.num_actions} floats" if env.game.continuous_actions else f"one of {env.game.num_actions}"
+    noise = int(np.count_nonzero(env.game.token_mask(tokens) & ~info["signal_mask"]))
+    returns = [f"{value:.3f}" for value in baseline_returns(env_id)]
     return env_id, str(env.observation_space.shape), actions, str(noise), *returns
 
 
@@ -91,7 +91,7 @@ def watch(args: argparse.Namespace) -> None:
     Raises:
         ValueError, TypeError, OSError: naming what cannot be watched or written, before an episode is played.
     """
-    env_id = None if args.watch is None else canonical(args.watch, "watch")
+    env_id = None if args.watch is None else canonical_id(args.watch, "watch")
     name = args.policy or ("oracle" if "oracle" in baseline_names(env_id) else "random")
     check_policy(name, env_id)
     if args.out is not None:

@@ -95,7 +95,7 @@ for name in names:
         importlib.import_module(name)
 assert len(names) > 50
 sys.modules["ppo_adapool"].main(TINY + ["--total-timesteps", "128"])
-sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pools": "avgpool", "--out": "out"}
+sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pooling": "avgpool", "--out": "out"}
 sys.modules["aggregation"].main([str(word) for pair in sets.items() for word in pair])
 """
 

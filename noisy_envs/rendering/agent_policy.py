@@ -17,7 +17,7 @@ import torch
 
 from noisy_envs.arrays import Array
 from noisy_envs.randomness import derive_seed
-from noisy_envs.registration import FOREIGN, find
+from noisy_envs.registration import OTHER, find
 from noisy_envs.rendering.playback import Playback
 from noisy_envs.training import envs, evaluation, settings
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
@@ -55,7 +55,7 @@ class Trained:
         trained = settings.load_args(module, checkpoint)
         self.env_id = env_id = env_id or trained.env_id
         game, _ = find(env_id)
-        if find(trained.env_id)[0] != game or (game == FOREIGN and trained.env_id != env_id):
+        if find(trained.env_id)[0] != game or (game == OTHER and trained.env_id != env_id):
             raise ValueError(f"policy={str(path)!r}: trained on another game than {env_id}, {trained.env_id}")
         trained_noise = trained.num_noise if env_id == trained.env_id else ()
         num_noise = trained_noise if noise is None else (noise,)

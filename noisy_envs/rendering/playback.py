@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.interfaces.common import casting, check_action, driven, follow
+from noisy_envs.interfaces.checks import check_action
 from noisy_envs.interfaces.episode import Episode
-from noisy_envs.registration import CORES, FOREIGN, NOISE, find, same_start
+from noisy_envs.interfaces.scripted import assign_policies, complete_actions, controlled_agents
+from noisy_envs.registration import GAMES, NOISE, OTHER, find, same_start
 from noisy_envs.rendering.window import headless_pygame
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training.gymnasium_envs import Game, Range
+from noisy_envs.training.gymnasium_envs import GymnasiumGame, Range
 from noisy_envs.validation import Count, build, highest
 
 Picture = Array
@@ -103,7 +104,7 @@ def make_playback(
     Raises:
         ValueError, TypeError: naming the argument or option that is not allowed.
     """
-    if find(env_id)[0] == FOREIGN:
+    if find(env_id)[0] == OTHER:
         return _GymnasiumPlayback(env_id, env_kwargs, seed, episode)
     return _GamePlayback(env_id, env_kwargs, learners, seed, episode)
 
@@ -155,18 +156,18 @@ class _GamePlayback:
     """A game of this package."""
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], learners: str, seed: int, episode: int) -> None:
-        game, parameters = find(env_id)
+        name, parameters = find(env_id)
         self.env_id, self.env_kwargs, self.learners, self.seed = env_id, env_kwargs, learners, seed
-        self.core = core = build(CORES[game], parameters | dict(env_kwargs))
-        self.noise = getattr(core, NOISE[game]) if game in NOISE else None
-        self._agents = driven(core, learners, ("first", *core.teams))
-        self._assignments = casting(core, self._agents)
-        self._episode = Episode(core, self._agents, "rgb_array")
+        self.game = game = build(GAMES[name], parameters | dict(env_kwargs))
+        self.noise = getattr(game, NOISE[name]) if name in NOISE else None
+        self._agents = controlled_agents(game, learners, ("first", *game.teams))
+        self._assignment = assign_policies(game, self._agents)
+        self._episode = Episode(game, self._agents, "rgb_array")
         self.reset(episode)
 
     @property
     def token_spec(self) -> TokenSpec:
-        return self.core.token_spec
+        return self.game.token_spec
 
     @property
     def state(self) -> Any:
@@ -174,11 +175,11 @@ class _GamePlayback:
 
     @property
     def tokens(self) -> Array:
-        return self.core.observe(self.state, self._agents)[0]
+        return self.game.observe(self.state, self._agents)[0]
 
     @property
     def signal_mask(self) -> Array:
-        return self.core.signal_mask(self.tokens[:1])[0]
+        return self.game.signal_mask(self.tokens[:1])[0]
 
     @property
     def clock(self) -> int:
@@ -197,15 +198,16 @@ class _GamePlayback:
         self._episode.begin(self.seed, {"episode": episode})
 
     def step(self, actions: Array) -> None:
-        checked = np.stack([check_action(self.core, action) for action in actions])[None]
-        chance = self._episode.chance()
-        self._episode.advance(follow(self.core, self._assignments, self.state, checked, chance), chance)
+        checked = np.stack([check_action(self.game, action) for action in actions])[None]
+        randomness = self._episode.step_randomness()
+        joint = complete_actions(self.game, self._assignment, self.state, checked, randomness)
+        self._episode.advance(joint, randomness)
 
     def baseline_actions(self, policy: str, generator: np.random.Generator) -> Array:
         count = self._agents.stop - self._agents.start
-        shape = (1, count, self.core.num_actions) if self.core.continuous_actions else (1, count)
+        shape = (1, count, self.game.num_actions) if self.game.continuous_actions else (1, count)
         u = generator.random(shape, dtype=np.float32)
-        return self.core.policy(policy, self.state, u, self._agents)[0]
+        return self.game.policy(policy, self.state, u, self._agents)[0]
 
     def render(self, weights: Array | None = None, overlay: str = "attention") -> Picture:
         picture: Any = self._episode.draw(weights, overlay)
@@ -221,7 +223,7 @@ class _GymnasiumPlayback:
     learners = "first"
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seed: int, episode: int) -> None:
-        game = Game(env_id, env_kwargs)
+        game = GymnasiumGame(env_id, env_kwargs)
         if not game.draws:
             raise ValueError(f"env_id={env_id!r}: expected an environment with the render mode 'rgb_array'")
         self.env_id, self.env_kwargs, self.seed = env_id, env_kwargs, seed

@@ -1,8 +1,8 @@
 """Rendering: a picture of one environment, as an array or in a window.
 
-For each game a function of `SCENES`, or the method `scene` of a game of your own, turns a state into a `Scene`, which
-is measured in units of the game's plane, or into a `Board` of cells. The rest of the module paints scenes and boards.
-pygame is imported at the first drawing; an array needs no display.
+For each game a function of `SCENES`, or the method `render_scene` of a game of your own, turns a state into a `Scene`,
+which is measured in units of the game's plane, or into a `Board` of cells. The rest of the module paints scenes and
+boards. pygame is imported at the first drawing; an array needs no display.
 """
 
 from __future__ import annotations
@@ -125,48 +125,48 @@ def _items(state: State, halos: Array, markers: dict[int, Marker], first: Marker
     ]
 
 
-def simple_centroid_scene(core: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
+def simple_centroid_scene(game: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
     """Return the scene of SimpleCentroid; `halos` (N,) are in the order of the first agent's tokens."""
     items = _items(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
     x, y = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
     items.append(Item(CENTROID, float(x), float(y)))
-    optional = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
+    optional = {OTHER: game.num_agents > 1, NOISE: game.num_entities > game.num_movers}
     markers = tuple(marker for marker in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if optional.get(marker, True))
-    return Scene(core.start_reach + MARGIN, markers, items)
+    return Scene(game.start_reach + MARGIN, markers, items)
 
 
-def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
+def simple_tag_scene(game: tag.SimpleTag, state: State, halos: Array) -> Scene:
     """Return the scene of SimpleTag; `halos` (N,) are in the order of the first predator's tokens.
 
     Obstacles that do not collide are hollow. A star appears behind each caught prey.
     """
-    obstacle = SOLID_OBSTACLE if core.obstacles_matter else NOISE_OBSTACLE
+    obstacle = SOLID_OBSTACLE if game.obstacles_matter else NOISE_OBSTACLE
     roles = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
     items = _items(state, halos, roles, PREDATOR)
-    prey = state.mover[core.num_predators :, :2]
-    caught = core.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
+    prey = state.mover[game.num_predators :, :2]
+    caught = game.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
     items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]
-    optional = {PREDATORS: core.num_predators > 1, obstacle: core.num_entities > core.num_movers}
+    optional = {PREDATORS: game.num_predators > 1, obstacle: game.num_entities > game.num_movers}
     legend = PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle
     markers = tuple(marker for marker in legend if optional.get(marker, True))
-    return Scene(core.start_reach + MARGIN, markers, items, arena=tag.OUTSIDE)
+    return Scene(game.start_reach + MARGIN, markers, items, arena=tag.OUTSIDE)
 
 
-def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
+def box_world_board(game: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
     """Return the board of BoxWorld, drawn as in the paper, with an outline around each box.
 
     `halos` (N,) are in the order of the tokens, and appear on their cells.
     """
     batch = box_world.State(*(field[None] for field in state))
-    square = core.width, core.width
-    strengths = np.zeros(core.width * core.width)
-    strengths[core.shown(batch)[0]] = halos
-    strengths[core.nowhere] = 0.0  # the cell of absent tokens
-    (level,) = core.worlds(batch)
-    outlines = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
+    square = game.width, game.width
+    strengths = np.zeros(game.width * game.width)
+    strengths[game.token_cells(batch)[0]] = halos
+    strengths[game.nowhere] = 0.0  # the cell of absent tokens
+    (level,) = game.levels(batch)
+    outlines = [(*divmod(box.cell, game.width), 2) for box in level.boxes]
     if level.key[1] == box_world_levels.GEM:
         outlines.append((0, 0, 1))
-    colors = box_world.PALETTE[core.picture(batch)[0]].reshape(*square, 3)
+    colors = box_world.PALETTE[game.picture(batch)[0]].reshape(*square, 3)
     return Board(colors, outlines, strengths.reshape(square), CELLS)
 
 
@@ -180,11 +180,11 @@ SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
 class Renderer:
     """Draws the states of one game, as arrays or in a window."""
 
-    def __init__(self, core: Any, mode: str, fps: int = 10, size: int = 600) -> None:
+    def __init__(self, game: Any, mode: str, fps: int = 10, size: int = 600) -> None:
         """Prepare; a window opens at the first drawing.
 
         Args:
-            core: rules of the game.
+            game: rules of the game.
             mode: "rgb_array" or "human".
             fps: maximum number of frames per second, in mode "human" only.
             size: width and height in pixels.
@@ -192,16 +192,16 @@ class Renderer:
         Raises:
             ValueError: naming the argument, its value and what is expected.
         """
-        if core.name not in SCENES and not hasattr(core, "scene"):
-            raise ValueError(f"core={core.name!r}: expected {', '.join(SCENES)} or a game with a method `scene`")
+        if game.name not in SCENES and not hasattr(game, "render_scene"):
+            raise ValueError(f"game={game.name!r}: expected {', '.join(SCENES)} or a game with a method `render_scene`")
         if mode not in ("human", "rgb_array"):
             raise ValueError(f"mode={mode!r}: expected 'human' or 'rgb_array'")
         if fps < 1:
             raise ValueError(f"fps={fps}: expected at least 1")
         if size < 100:
             raise ValueError(f"size={size}: expected at least 100")
-        self.core, self.mode, self.fps, self.size = core, mode, fps, size
-        self._window = Window(core.name, (size, size), fps)
+        self.game, self.mode, self.fps, self.size = game, mode, fps, size
+        self._window = Window(game.name, (size, size), fps)
 
     def draw(
         self, state: Any, step: int, total_return: float, weights: Any = None, overlay: str = "attention"
@@ -222,9 +222,9 @@ class Renderer:
         """
         if self._window.dismissed:
             return None
-        halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
-        method = getattr(self.core, "scene", None)
-        scene = method(state, halos) if method else SCENES[self.core.name](self.core, state, halos)
+        halos = _halos(weights, self.game.observation_bounds[0].shape[:-1])
+        method = getattr(self.game, "render_scene", None)
+        scene = method(state, halos) if method else SCENES[self.game.name](self.game, state, halos)
         if weights is not None:
             scene = replace(scene, markers=(*scene.markers, WEIGHT._replace(name=overlay)))
         # + 0.0 turns -0.0 into 0.0

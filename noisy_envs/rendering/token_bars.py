@@ -63,7 +63,7 @@ def add_bars(
 
 def _ordered(signal: Array, tokens: Array, spec: TokenSpec) -> tuple[list[int], list[str]]:
     """Return the tokens in the order of their bars, signal first, then by role, and the name of each."""
-    roles = tokens[:, spec.marker] if spec.roles else np.zeros(len(tokens))
+    roles = tokens[:, spec.padding_feature] if spec.roles else np.zeros(len(tokens))
     role_names = {number: name for name, number in spec.roles.items()}
     order = np.lexsort([roles, ~signal])
     shown = [int(token) for token in order if not spec.padded or spec.mask(tokens[token])]

@@ -10,7 +10,7 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import CORES, NOISE, find, in_words, same_start
+from noisy_envs.registration import GAMES, NOISE, find, join_names, same_start
 from noisy_envs.rendering.playback import Playback, add_noise
 from noisy_envs.rendering.window import Window, key_events
 from noisy_envs.validation import check_choice
@@ -52,7 +52,7 @@ class BaselinePolicy:
     """A baseline policy of the game, which controls the first agent.
 
     Args:
-        name: one of the game's `core.policies`; in other Gymnasium environments "random".
+        name: one of the game's `game.policies`; in other Gymnasium environments "random".
         env_id: id of the environment.
         noise: number of noise tokens; None for the id's own. It moves no other entity.
         seed: seed of the episodes, and of the policy.
@@ -68,7 +68,7 @@ class BaselinePolicy:
         game, _ = find(env_id)
         check_choice("policy", name, baseline_names(env_id))
         if noise is not None and game not in NOISE:
-            raise ValueError(f"num_noise={noise}: {env_id} has none, only {in_words(NOISE)}")
+            raise ValueError(f"num_noise={noise}: {env_id} has none, only {join_names(NOISE)}")
         self.name, self.env_id, self.seed = name, env_id, seed
         requested = {} if noise is None else {NOISE[game]: noise}
         self.env_kwargs = requested | same_start(env_id, requested, (env_id, {}))
@@ -87,9 +87,8 @@ def baseline_names(env_id: str | None) -> tuple[str, ...]:
     """
     if env_id is None:
         return ()
-    game, _ = find(env_id)
-    core: Any = CORES.get(game)
-    return ("random",) if core is None else core.policies
+    game: Any = GAMES.get(find(env_id)[0])
+    return ("random",) if game is None else game.policies
 
 
 class Viewer:

@@ -1,6 +1,6 @@
 """Wrappers that turn observations into tokens and add noise tokens; `vector` has them for vector environments.
 
-A token is a row (value, role). The `token_spec` of a wrapped environment describes the roles, the query and the padding:
+A token is a row (value, role). The `token_spec` of a wrapped environment describes roles, query and padding:
 
 ```python
 import gymnasium
@@ -223,8 +223,8 @@ def noisy_tokens(
         TypeError: `env` is no environment, or an option has a wrong type.
         ValueError: the observations are neither flat nor tokens; the role or padding of tokens has other bounds than
             `token_spec` says (a wrapper that keeps the bounds and changes the values is not detected); the number of
-            noise tokens is a range, but values of the game's tokens could be taken for padding; or an option has a value
-            that is not allowed.
+            noise tokens is a range, but values of the game's tokens could be taken for padding; or the value of an
+            option is not allowed.
     """
     if isinstance(env, VectorEnv):
         envs = env if find_spec(env) else vector.TokenizeObservation(env, squash)

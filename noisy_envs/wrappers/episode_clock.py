@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisy_envs.interfaces.common import check_episode, check_options, next_episodes
+from noisy_envs.interfaces.checks import check_episode, check_options, next_episodes
 from noisy_envs.randomness import episode_key, episode_words
 
 SALT = 0x746F6B65  # separates the random numbers of wrappers from those of games, which have the same seeds

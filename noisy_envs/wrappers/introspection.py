@@ -44,10 +44,11 @@ def spec_of(env: AnyEnv) -> TokenSpec:
     # a wrapper may also flatten tokens or stack several observations
     if isinstance(shown, Box) and isinstance(own, Box) and shown.low.size % own.low.size == 0:
         bounds, expected = (
-            np.stack([box.low, box.high]).reshape(2, -1, spec.num_features)[..., spec.marker] for box in (shown, own)
+            np.stack([box.low, box.high]).reshape(2, -1, spec.num_features)[..., spec.padding_feature]
+            for box in (shown, own)
         )
         if not np.array_equal(bounds, np.tile(expected, shown.low.size // own.low.size)):
-            name, hint = spec.features[spec.marker], "scale features before they become tokens, or not at all"
+            name, hint = spec.features[spec.padding_feature], "scale features before they become tokens, or not at all"
             raise ValueError(f"{env}: expected unchanged bounds of the token feature {name!r}; {hint}")
     return spec
 

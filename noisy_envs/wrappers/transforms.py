@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
+from noisy_envs.arrays import Array, as_numpy, namespace, outside_inference_mode
 from noisy_envs.randomness import STREAM, uniforms
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
@@ -169,14 +169,14 @@ class Shuffle(TokenTransform):
     def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
         """Prepare for tokens of `spec`."""
         super().__init__(space, spec)
-        self.space = spaces.Box(*bounds_of_any_order(self.low, self.high, spec.query), dtype=np.float32)
+        self.space = spaces.Box(*bounds_of_any_order(self.low, self.high, spec.query_index), dtype=np.float32)
 
     def apply(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Info]:
         """Return tokens (R, N, D) in random order, and the mask of signal in the same order."""
         if signal is not None:
             check_signal(signal, tokens)
         (u,) = draw_uniforms(moment, (self.spec.num_tokens - 1,), tokens)
-        tokens, signal = permute(random_order(u, self.spec.query), tokens, signal)
+        tokens, signal = permute(random_order(u, self.spec.query_index), tokens, signal)
         return tokens, {} if signal is None else {"signal_mask": signal}
 
 
@@ -230,7 +230,9 @@ class AddNoise(TokenTransform):
         )
         low, high = self._noise_bounds()
         bounds = np.concatenate([self.low, low]), np.concatenate([self.high, high])
-        self.space = spaces.Box(*(bounds_of_any_order(*bounds, spec.query) if shuffle else bounds), dtype=np.float32)
+        self.space = spaces.Box(
+            *(bounds_of_any_order(*bounds, spec.query_index) if shuffle else bounds), dtype=np.float32
+        )
         is_marginal = distribution == "marginal"
         self.reservoir = SignalReservoir(num_envs, spec.num_tokens, self.num_values) if is_marginal else None
         self.frozen_values: Array | None = None  # (B, M, V), for "marginal" noise that is frozen
@@ -258,7 +260,7 @@ class AddNoise(TokenTransform):
         tokens = xp.concat([tokens, noise], axis=1)
         signal = xp.concat([signal, xp.zeros_like(noise[..., 0], dtype=xp.bool)], axis=1)
         if self.shuffle:
-            tokens, signal = permute(random_order(u_order, self.spec.query), tokens, signal)
+            tokens, signal = permute(random_order(u_order, self.spec.query_index), tokens, signal)
         real = xp.float64 if xp is np else xp.float32  # as in this package's vector environments
         num_signal, num_tokens = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, self.spec.mask(tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(num_signal, real) / num_tokens}
@@ -266,11 +268,11 @@ class AddNoise(TokenTransform):
     def _check_padding(self) -> None:
         """Raise ValueError if a token could be taken for padding, in a game without padding and roles."""
         spec = self.inner_spec
-        low, high = self.low[:, spec.marker].min(), self.high[:, spec.marker].max()
+        low, high = self.low[:, spec.padding_feature].min(), self.high[:, spec.padding_feature].max()
         if not spec.padded and not spec.roles and low <= spec.padding <= high:
             raise ValueError(
                 f"num_noise={self.num_noise}: expected one number, or tokens with roles, since feature "
-                f"{spec.features[spec.marker]!r} may be {spec.padding:g} without being padding"
+                f"{spec.features[spec.padding_feature]!r} may be {spec.padding:g} without being padding"
             )
 
     def _to_tokens(self, values: Array, moment: Moment) -> Array:
@@ -281,9 +283,9 @@ class AddNoise(TokenTransform):
         elif not self.spec.padded:
             noise = values
         else:  # noise must not look like padding
-            noise, marker = values, values[..., self.inner_spec.marker]
+            noise, marker = values, values[..., self.inner_spec.padding_feature]
             is_padding = marker == self.inner_spec.padding
-            noise[..., self.inner_spec.marker] = xp.where(is_padding, xp.zeros_like(marker), marker)
+            noise[..., self.inner_spec.padding_feature] = xp.where(is_padding, xp.zeros_like(marker), marker)
         if self.varies:
             *_, u = draw_uniforms(moment.start, (0, 0, 0, 1), values)
             number = lowest(self.num_noise) + xp.floor(u * (1 + self.max_noise - lowest(self.num_noise)))  # (R, 1)
@@ -297,8 +299,8 @@ class AddNoise(TokenTransform):
         """Add the signal of a step to the reservoir, and sample values (R, M, V) from it by uniforms (R, M)."""
         xp = namespace(tokens)
         # without the query: its values are constant, or relative to the agent itself
-        source = signal & (xp.arange(self.inner_spec.num_tokens, device=signal.device) != self.inner_spec.query)
-        values = tokens[..., : self.inner_spec.marker] if self.inner_spec.roles else tokens
+        source = signal & (xp.arange(self.inner_spec.num_tokens, device=signal.device) != self.inner_spec.query_index)
+        values = tokens[..., : self.inner_spec.padding_feature] if self.inner_spec.roles else tokens
         *_, u_slot = draw_uniforms(moment, (0, 0, 1), tokens)
         reservoir.add(moment.rows, moment.is_new, values, source, u_slot[:, 0])
         sampled = reservoir.sample(moment.rows, u_step, u_token)
@@ -306,7 +308,7 @@ class AddNoise(TokenTransform):
             return sampled
         if self.frozen_values is None:
             shape = self.num_envs, self.max_noise, self.num_values
-            with for_keeps(sampled):
+            with outside_inference_mode(sampled):
                 self.frozen_values = xp.zeros(shape, dtype=sampled.dtype, device=sampled.device)
         starts = np.flatnonzero(moment.is_new & (moment.step == 0))
         self.frozen_values[convert_like(moment.rows[starts], sampled)] = sampled[convert_like(starts, sampled)]
@@ -317,7 +319,7 @@ class AddNoise(TokenTransform):
         row = namespace(like).zeros_like(like[0, 0])
         if not self.inner_spec.roles:
             row = row + self.inner_spec.padding
-        row[self.inner_spec.marker] = self.inner_spec.padding
+        row[self.inner_spec.padding_feature] = self.inner_spec.padding
         return row
 
     def _noise_bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -331,7 +333,7 @@ class AddNoise(TokenTransform):
             high = np.full(self.num_values, size * (1 + 1e-6))  # a margin for rounding to float32
             low = -high
         if self.inner_spec.roles:
-            low, high = np.append(low, self.low[:, self.inner_spec.marker].min()), np.append(high, self.role)
+            low, high = np.append(low, self.low[:, self.inner_spec.padding_feature].min()), np.append(high, self.role)
         if self.varies:
             row = self._padding_row(low[None, None])
             low, high = np.minimum(low, row), np.maximum(high, row)
@@ -359,7 +361,7 @@ class SignalReservoir:
         """Add a step of the environments where `is_new` (R,): values (R, N, V) of the tokens `signal` (R, N)."""
         xp = namespace(values)
         if self.values is None:
-            with for_keeps(values):
+            with outside_inference_mode(values):
                 self.values = xp.zeros(self.shape, dtype=values.dtype, device=values.device)
         sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
         is_new = is_new & (sizes > 0)

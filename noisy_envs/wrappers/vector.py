@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
+from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.wrappers import transforms
@@ -76,7 +76,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start the next episodes, or the first ones of `seed`, in all environments or those of `reset_mask`."""
-        seed = listed(seed)
+        seed = seeds_as_list(seed)
         options = None if options is None else check_options(options)  # a copy: Gymnasium removes the mask
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
         start = self._clock.plan_reset(seed, options if self._transform.is_random else None, mask)
