@@ -1,1 +1,1 @@
-"""Images and films of environments, the viewer, and trained agents to watch. Needs pygame, which opens no window here."""
+"""Images and films of environments (pygame), the viewer, and trained agents to watch."""
