@@ -322,7 +322,7 @@ class Trainer:
         self.gradient = make_gradient(task, run.network)
         self.recorded: Gradient = self.gradient
         if args.compile:
-            run.network.compile_blocks(args.max_autotune)
+            run.network.compile_layers(args.max_autotune)
         if args.compile and torch.device(args.device).type == "cuda":
             self.recorded = CudaGraph(self.gradient)
 

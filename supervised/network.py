@@ -8,20 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.nn.attention import COMPILE_OPTIONS, TRITON_AVAILABLE, narrow_attention
+from noisy_envs.nn.attention import COMPILE_OPTIONS
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.nn.small_layers import LayerNorm, Linear
+from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, score_scale
 from noisy_envs.validation import check_count, check_number
 
-MAX_NARROW_HEAD = 2  # size of a head up to which compiled loops are faster than torch's attention
 MAX_COMPILED_SIZES = 64  # batch sizes for which the layers are compiled
-AttentionScale = Literal["head", "embed"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class EncoderConfig:
 
     def scale(self) -> float:
         """Return the factor of the attention scores."""
-        head_dim = self.embed_dim / self.num_heads
-        return 1 / math.sqrt(self.embed_dim if self.attention_scale == "embed" else head_dim)
+        return score_scale(self.embed_dim, self.num_heads, self.attention_scale)
 
     def output_std(self) -> float:
         """Return the initial standard deviation of the output projections of attention and pooling head.
@@ -62,43 +59,6 @@ class EncoderConfig:
         check_number("init_std", self.init_std, above=0)
 
 
-class Block(nn.Module):
-    """A pre-norm layer: attention without biases, then a feed-forward with GELU."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        """Make the layers; `Network` draws their weights."""
-        super().__init__()
-        embed_dim = config.embed_dim
-        self.heads, self.scale, self.attention_dropout = config.num_heads, config.scale(), config.attention_dropout
-        self.head_dim = embed_dim // config.num_heads
-        self.norm, self.ff_norm = LayerNorm(embed_dim), LayerNorm(embed_dim)
-        self.query_key_value = Linear(embed_dim, 3 * embed_dim, bias=False)
-        self.output = Linear(embed_dim, embed_dim, bias=False)
-        self.ff = Linear(embed_dim, config.feedforward_dim)
-        self.ff_output = Linear(config.feedforward_dim, embed_dim)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map embeddings (B, N, H) to embeddings (B, N, H)."""
-        x = x + self.output(self.attend(self.norm(x)))
-        forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
-        return x + forwarded
-
-    def narrow(self, x: Tensor) -> bool:
-        """Return whether this package's attention is faster than torch's."""
-        return self.head_dim <= MAX_NARROW_HEAD and (torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda))
-
-    def attend(self, x: Tensor) -> Tensor:
-        """Return the heads' outputs side by side (B, N, H)."""
-        dropout = self.attention_dropout if self.training else 0.0
-        if self.narrow(x) and not dropout:
-            return narrow_attention(x, self.query_key_value.weight, scale=self.scale, width=self.head_dim)
-        heads = self.query_key_value(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = heads  # each (B, heads, N, H / heads)
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
-        return mixed.transpose(1, 2).flatten(2)
-
-
 MakeHead = Callable[[EncoderConfig, torch.Generator], Any]
 
 
@@ -110,26 +70,29 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self, config: EncoderConfig, embed: nn.Module, make_head: MakeHead, output: nn.Module, seed: int
+        self, config: EncoderConfig, embed: nn.Module, make_head: MakeHead, readout: nn.Module, seed: int
     ) -> None:
         """Take an embedding of inputs to (B, N, H), a maker of the head, and an output layer of (B, H)."""
         super().__init__()
         config.check()
         with torch.random.fork_rng(devices=[]):  # torch's layers draw weights from the global state, replaced below
             self.embed = embed
-            self.blocks = nn.Sequential(*(Block(config) for _ in range(config.num_layers)))
+            self.encoder = TransformerEncoder(
+                config.embed_dim,
+                config.num_layers,
+                config.num_heads,
+                config.feedforward_dim,
+                attention_scale=config.attention_scale,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+            )
             self.norm = nn.LayerNorm(config.embed_dim) if config.final_norm else nn.Identity()
-            self.output = output
+            self.readout = readout
         generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.dim() > 1:
-                of_attention = name.startswith("blocks") and name.endswith(".output.weight")
-                nn.init.normal_(weight, 0.0, config.output_std() if of_attention else config.init_std, generator)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
+        init_weights(self, config.init_std, config.num_layers, generator)
         self.head = make_head(config, generator)
 
-    def compile_blocks(self, max_autotune: bool = False) -> None:
+    def compile_layers(self, max_autotune: bool = False) -> None:
         """Compile the layers; they are alike, so one compilation serves all.
 
         On a GPU the kernels are compiled for each batch size: the last batches of training, validation and test differ,
@@ -137,18 +100,18 @@ class Network(nn.Module):
         """
         torch._dynamo.config.cache_size_limit = max(MAX_COMPILED_SIZES, torch._dynamo.config.cache_size_limit)
         options = {**COMPILE_OPTIONS, "max_autotune": max_autotune, "coordinate_descent_tuning": max_autotune}
-        for block in self.blocks:
-            block.compile(options=options)
+        for layer in self.encoder.layers:
+            layer.compile(options=options)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs to the embeddings (B, N, H) that the head pools; ClsToken adds one token to N."""
         tokens, _ = self.head.extend(self.embed(inputs))
-        embeddings: Tensor = self.norm(self.blocks(tokens))
+        embeddings: Tensor = self.norm(self.encoder(tokens))
         return embeddings
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs to outputs (B, ...)."""
-        output: Tensor = self.output(self.head(self.encode(inputs)))
+        output: Tensor = self.readout(self.head(self.encode(inputs)))
         return output
 
 

@@ -1,1 +1,1 @@
-"""Networks, in torch: pooling heads, the paper's theory, the encoder, attention, and GPU kernels for narrow layers."""
+"""Networks, in torch: pooling heads, the paper's theory, the transformer encoder, distributions, and GPU kernels."""

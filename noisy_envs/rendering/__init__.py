@@ -1,1 +1,1 @@
-"""Rendering: pictures by pygame, the viewer and its window, videos, and policies to watch."""
+"""Images and films of environments (pygame), the viewer, and trained agents to watch."""

@@ -320,7 +320,9 @@ def test_the_same_seed_gives_the_same_and_others_differ(tmp_path):
     jobs = [JOB._replace(seed=seed, fold=fold) for seed in (1, 2) for fold in (2, 3)]
     for job in jobs:
         assert_same_run(tmp_path / "one", tmp_path / "two", job)
-    firsts = {weights_of(job.folder(tmp_path / "one"))["blocks.0.ff.weight"][0, 0].item() for job in jobs}
+    firsts = {
+        weights_of(job.folder(tmp_path / "one"))["encoder.layers.0.feedforward.0.weight"][0, 0].item() for job in jobs
+    }
     assert len(firsts) == 4
 
 

@@ -48,7 +48,7 @@ def test_scale_of_the_attention(kind, scale):
     config = network.EncoderConfig(num_layers=12, embed_dim=16, num_heads=8, feedforward_dim=64, attention_scale=kind)
     assert config.scale() == pytest.approx(scale)
     built = network.set_network(config, 16, "adapool", 1)
-    assert [block.scale for block in built.blocks] == pytest.approx([scale] * 12)
+    assert [layer.scale for layer in built.encoder.layers] == pytest.approx([scale] * 12)
     assert built.head.scale == pytest.approx(scale)
 
 
@@ -57,27 +57,30 @@ def norm(x, layer):
     return (x - mean) / np.sqrt(variance + 1e-5) * layer.weight.detach().numpy() + layer.bias.detach().numpy()
 
 
-def test_a_block_beside_its_formula():
+def test_a_layer_beside_its_formula():
     """Pre-norm: x + A(norm(x)), then x + F(norm(x)); no bias in A."""
-    block = network.set_network(CONFIG, 16, "avgpool", 1).blocks[0].double().eval()
-    for name, weight in block.named_parameters():  # of norms and biases too
-        torch.nn.init.normal_(weight, float("norm.weight" in name), 0.3, torch.Generator().manual_seed(len(name)))
-    weights = {name: weight.detach().numpy() for name, weight in block.named_parameters()}
+    layer = network.set_network(CONFIG, 16, "avgpool", 1).encoder.layers[0].double().eval()
+    for name, weight in layer.named_parameters():  # of norms and biases too
+        torch.nn.init.normal_(
+            weight, float("norm_" in name and "weight" in name), 0.3, torch.Generator().manual_seed(len(name))
+        )
+    weights = {name: weight.detach().numpy() for name, weight in layer.named_parameters()}
     x = SETS.double().numpy()
-    query, key, value = np.split(norm(x, block.norm) @ weights["query_key_value.weight"].T, 3, axis=2)
+    query, key, value = np.split(norm(x, layer.norm_attention) @ weights["query_key_value.weight"].T, 3, axis=2)
     mixed = np.zeros_like(x)
     for head in range(4):
         own = slice(4 * head, 4 * head + 4)
         scores = np.exp(query[..., own] @ key[..., own].transpose(0, 2, 1) * CONFIG.scale())
         mixed[..., own] = scores / scores.sum(axis=2, keepdims=True) @ value[..., own]
     x = x + mixed @ weights["output.weight"].T
-    hidden = norm(x, block.ff_norm) @ weights["ff.weight"].T + weights["ff.bias"]
+    hidden = norm(x, layer.norm_feedforward) @ weights["feedforward.0.weight"].T + weights["feedforward.0.bias"]
     hidden = hidden * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(hidden)  # GELU
-    x = x + hidden @ weights["ff_output.weight"].T + weights["ff_output.bias"]
-    np.testing.assert_allclose(block(SETS.double()).detach(), x, atol=1e-9)
+    x = x + hidden @ weights["feedforward.2.weight"].T + weights["feedforward.2.bias"]
+    np.testing.assert_allclose(layer(SETS.double()).detach(), x, atol=1e-9)
     assert set(weights) == {
-        "query_key_value.weight", "output.weight", "ff.weight", "ff.bias", "ff_output.weight", "ff_output.bias",
-        "norm.weight", "norm.bias", "ff_norm.weight", "ff_norm.bias",
+        "query_key_value.weight", "output.weight",
+        "feedforward.0.weight", "feedforward.0.bias", "feedforward.2.weight", "feedforward.2.bias",
+        "norm_attention.weight", "norm_attention.bias", "norm_feedforward.weight", "norm_feedforward.bias",
     }  # fmt: skip
 
 
@@ -91,7 +94,7 @@ def test_weights_at_first(pool):
         elif name.endswith("bias"):
             assert (weight == 0).all(), name
         else:
-            after_attention = name.startswith(("blocks", "head")) and name.endswith(".output.weight")
+            after_attention = name.endswith("output.weight")
             expected = 0.02 / math.sqrt(2 * 8) if after_attention else 0.02
             noise = 4 / math.sqrt(2 * weight.numel())
             assert weight.std().item() == pytest.approx(expected, rel=noise), name
@@ -138,8 +141,8 @@ def test_building_leaves_the_global_random_state_alone():
 
 def test_projections_only_where_widths_differ():
     same, other = (network.set_network(CONFIG, features, "avgpool", 1) for features in (16, 5))
-    assert isinstance(same.embed.project, torch.nn.Identity) and isinstance(same.output, torch.nn.Identity)
-    assert other.embed.project.weight.shape == (16, 5) and other.output.weight.shape == (5, 16)
+    assert isinstance(same.embed.project, torch.nn.Identity) and isinstance(same.readout, torch.nn.Identity)
+    assert other.embed.project.weight.shape == (16, 5) and other.readout.weight.shape == (5, 16)
     assert other(SETS[..., :5]).shape == (6, 5)
     torch.testing.assert_close(same.embed(SETS)[:, 1:], SETS[:, 1:])
     torch.testing.assert_close(same.embed(SETS)[:, 0], SETS[:, 0] + same.embed.mark.weight[0])
@@ -342,8 +345,8 @@ def test_vision_network():
     for pool in vision.POOLING_NAMES:
         built = task.network(pool, 2).eval()
         assert built(inputs).shape == (5, 10)
-        assert isinstance(built.norm, torch.nn.LayerNorm) and len(built.blocks) == 3
-        assert all(block.attention_dropout == 0.25 for block in built.blocks)
+        assert isinstance(built.norm, torch.nn.LayerNorm) and len(built.encoder.layers) == 3
+        assert all(layer.attention_dropout == 0.25 for layer in built.encoder.layers)
         starts.append({name: weight for name, weight in built.state_dict().items() if not name.startswith("head")})
     for other in starts[1:]:
         assert all(torch.equal(weight, other[name]) for name, weight in starts[0].items())
