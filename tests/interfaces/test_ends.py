@@ -410,22 +410,22 @@ def test_what_is_held_out_is_in_no_bank(env_id):
 
 @pytest.mark.parametrize(("choice", "other"), [("best", "sample"), ("sampled", "best")])
 def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, choice, other):
-    args = ppo.parse(["--env-id", BOX_WORLD, "--eval-actions", choice])
+    args = parse(ppo, ["--env-id", BOX_WORLD, "--eval-actions", choice])
     train, _ = ppo.make_envs(args, 50, "train")
     agent = ppo.Agent(args, train.token_spec, train.single_action_space)
     setattr(agent, other, None)  # not to be called
-    assert ppo.evaluate(agent, args, 20).shape == (20,)
-    assert len(ppo.film(agent, args)) > 2
+    assert evaluation.evaluate(agent, args, 20).shape == (20,)
+    assert len(evaluation.record_episode(agent, args)) > 2
     _, evaluation, film = made
     assert int(train.state.level.max()) < 100_000 <= int(evaluation.state.level.min())
     assert film._episode.state.level >= 100_000
 
 
 def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):
-    args, steps = ppo.parse(["--env-id", BOX_WORLD]), iter(range(30))
+    args, steps = parse(ppo, ["--env-id", BOX_WORLD]), iter(range(30))
     monkeypatch.setattr(ppo, "decide", lambda *_: (next(steps), oracle(made[0]))[1])
     agent = type("Still", (), {})()
-    assert ppo.evaluate(agent, args, 20).tolist() == [11.0] * 20
+    assert evaluation.evaluate(agent, args, 20).tolist() == [11.0] * 20
     assert made[0].episodes[1].max() > 0  # some ended earlier, and began anew
 
 

@@ -17,13 +17,13 @@ from noisy_envs.tokens import TokenSpec
 
 VALUES = (math.nan, math.inf, -math.inf, 1e30)
 PADDED = {
-    "simple_tag": ["--env-id", "noisy_envs/SimpleTag-v0", "--options", "num_obstacles=(0,9)"],
+    "simple_tag": ["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs", "num_obstacles=(0,9)"],
     "box_world": [
         "--env-id",
         "noisy_envs/BoxWorldEntities-v0",
         "--preset",
         "fast",
-        "--options",
+        "--env-kwargs",
         "num_distractors=(0,2)",
     ],
 }
@@ -93,7 +93,7 @@ def learned(ppo, agent, tokens):
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_reaches_neither_outputs_nor_gradients(head, game, value):
     ppo = load_agent(head)
-    args = ppo.parse([*PADDED[game], "--device", "cpu"])
+    args = parse(ppo, [*PADDED[game], "--device", "cpu"])
     envs, tokens = ppo.make_envs(args, 8, "train")
     agent = ppo.Agent(args, envs.token_spec, envs.single_action_space)
     padding = ~agent.spec.mask(tokens)
@@ -125,28 +125,28 @@ def test_a_run_learns_and_is_scored_where_padding_is_not_finite(ppo, tmp_path):
 
 def test_an_evaluation_and_a_film_stop_on_what_is_not_finite(ppo, tmp_path):
     _, run = train_tiny(ppo, tmp_path / "run", "--env-id", "Hollow-v0")
-    words = ["--evaluate", str(run), "--run-dir", str(tmp_path / "found"), "--options"]
+    words = ["--evaluate", str(run), "--run-dir", str(tmp_path / "found"), "--env-kwargs"]
     for value in ("nan", "inf"):
         with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
-            ppo.main([*words, f"shows={value}"])
+            main(ppo, [*words, f"shows={value}"])
         with pytest.raises(SystemExit, match=r"^error: Hollow-v0 gave a return that is not finite$"):
-            ppo.main([*words, f"pays={value}"])
-        args = ppo.parse([*words, f"shows={value}"])
-        agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+            main(ppo, [*words, f"pays={value}"])
+        args = parse(ppo, [*words, f"shows={value}"])
+        agent = evaluation.make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
         with pytest.raises(FloatingPointError, match="Hollow-v0 showed an observation that is not finite"):
-            ppo.film(agent, args)
+            evaluation.record_episode(agent, args)
 
 
 def test_what_comes_after_the_episode_that_counts_may_be_anything(ppo):
     gymnasium.register("Late-v0", Late, disable_env_checker=True)
-    args = ppo.parse(["--env-id", "Late-v0"])
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    assert set(ppo.evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
+    args = parse(ppo, ["--env-id", "Late-v0"])
+    agent = evaluation.make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+    assert set(evaluation.evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
 
 
 def test_training_stops_where_the_last_observation_alone_is_not_finite(ppo, tmp_path):
     with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
-        train_tiny(ppo, tmp_path, "--env-id", "Hollow-v0", "--options", "shows=nan", "first=5")
+        train_tiny(ppo, tmp_path, "--env-id", "Hollow-v0", "--env-kwargs", "shows=nan", "first=5")
 
 
 def test_a_trained_player_stops_on_what_is_not_finite(ppo, tmp_path, monkeypatch):

@@ -23,11 +23,11 @@ from noisy_envs.training import gymnasium_envs
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
-SHORT = ["--options", "max_steps=3"]
+SHORT = ["--env-kwargs", "max_steps=3"]
 WORDS = {
     CENTROID: SHORT,
     TAG: ["--env-id", TAG, *SHORT],
-    BOX: ["--env-id", BOX, "--preset", "fast", "--options", "size=6", "max_steps=3"],
+    BOX: ["--env-id", BOX, "--preset", "fast", "--env-kwargs", "size=6", "max_steps=3"],
 }
 
 
@@ -167,10 +167,10 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
-    args = ppo.load_args(run)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+    args = load_args(ppo, run)
+    agent = evaluation.make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
     ppo.load_weights(agent, run, ppo.load_checkpoint(run / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
+    expected = evaluation.record_episode(agent, args)
     for path in (run, run / "checkpoint.pt"):
         player = Trained(path, env_id, None)
         assert player.name.lower() == head
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("tyro")
     from noisy_envs.rendering.agent_policy import Trained
 
-    _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
+    _, run = train_tiny(load_agent("adapool"), tmp_path, "--env-kwargs", "num_noise=(0, 28)", "max_steps=3")
     assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
     assert Trained(run, CENTROID, 9).options == {"num_noise": 9, "max_steps": 3, "spread": 2.5}
 
@@ -396,10 +396,10 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
     from noisy_envs.rendering.agent_policy import Trained
 
     ppo = load_agent("adapool")
-    args = ppo.load_args(balancing)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
+    args = load_args(ppo, balancing)
+    agent = evaluation.make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
     ppo.load_weights(agent, balancing, ppo.load_checkpoint(balancing / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
+    expected = evaluation.record_episode(agent, args)
     player = Trained(balancing, None, None)
     found = film(ForeignShow(CARTPOLE, player, player.seed)).pictures
     assert player.env_id == CARTPOLE and player.options == {"num_noise": 4}

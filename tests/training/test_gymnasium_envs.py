@@ -249,10 +249,10 @@ def own_module(tmp_path, monkeypatch):
 def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
     assert registration.find(env_id) == (registration.FOREIGN, {}) and registration.short(env_id) == "Pole-v0"
-    assert ppo.parse(["--env-id", env_id]).env_id == env_id
+    assert parse(ppo, ["--env-id", env_id]).env_id == env_id
     _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
     assert run.name.startswith("Pole-v0__ppo_adapool")
-    (row,) = ppo.main(["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
+    (row,) = main(ppo, ["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
     assert row["env_id"] == env_id and 0 < row["return"] <= 9
 
 
@@ -260,7 +260,7 @@ def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
 def test_ours_are_ours_with_a_module_too(module, ppo):
     env_id = "noisy_envs/SimpleTag-1v3v28-v0"
     assert registration.find(f"{module}:{env_id}") == registration.ENVIRONMENTS[env_id]
-    args = ppo.parse(["--env-id", f"{module}:{env_id}"])
+    args = parse(ppo, ["--env-id", f"{module}:{env_id}"])
     assert (args.env_id, args.preset) == (env_id, "paper")
 
 
@@ -280,7 +280,7 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
     with pytest.raises(ValueError, match=f"env_id='mine_b:x/Pole-v0': .*{told}$"):
         registration.find("mine_b:x/Pole-v0")
     with pytest.raises(SystemExit, match=r"^error: env_id='mine_b:x/Pole-v0': "):
-        ppo.main(["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
+        main(ppo, ["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
 
 
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
@@ -571,7 +571,7 @@ def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
-    args = ppo.parse([*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
+    args = parse(ppo, [*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
                       "--total-timesteps", "128", "--run-dir", str(tmp_path)])  # fmt: skip
     first = ppo.Trainer(args)
     first.iterate()
@@ -579,7 +579,7 @@ def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
     first.close()
     seen = []
     for _ in range(2):
-        trainer = ppo.Trainer(ppo.parse(["--resume", str(first.folder)]))
+        trainer = ppo.Trainer(parse(ppo, ["--resume", str(first.folder)]))
         assert trainer.step == 64 and not trainer.play.returns.any()
         trainer.iterate()
         seen.append((trainer.play.tokens, trainer.agent.state_dict()))
@@ -590,7 +590,7 @@ def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
 
 def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys):
     film = tmp_path / "episode.gif"
-    rows = ppo.main(["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
+    rows = main(ppo, ["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
                      "--run-dir", str(tmp_path), "--record", str(film)])  # fmt: skip
     assert [row["evaluated"] for row in rows] == [0, 9]
     assert "0 random, 1 solved" in capsys.readouterr().out
@@ -606,25 +606,25 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
         (["--env-id", "CartPole-v7"], "env_id='CartPole-v7'"),
         ([*WORDS, "--preset", "paper"], "preset='paper': the paper has none for CartPole-v1"),
         (["--env-id", CARTPOLE, "--num-agents", "2"], "num_agents=2: CartPole-v1 has none"),
-        (["--env-id", CARTPOLE, "--options", "wind=3"], "wind"),
-        (["--env-id", "Odd-v0", "--options", "num_noise=x"], "num_noise='x'"),
+        (["--env-id", CARTPOLE, "--env-kwargs", "wind=3"], "wind"),
+        (["--env-id", "Odd-v0", "--env-kwargs", "num_noise=x"], "num_noise='x'"),
         (["--env-id", "Broken-v0"], "env_id='Broken-v0': KeyError: '9x9'"),
-        ([*WORDS, "--options", "num_noise=9"], "num_noise=4: num_noise is among the options too"),
-        ([*WORDS[:2], "--options", "num_noise=9", "num_noise=2"], "options='num_noise=2': num_noise is given twice"),
+        ([*WORDS, "--env-kwargs", "num_noise=9"], "num_noise=4: num_noise is among the options too"),
+        ([*WORDS[:2], "--env-kwargs", "num_noise=9", "num_noise=2"], "options='num_noise=2': num_noise is given twice"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(ppo, rough, words, told, tmp_path):
     with pytest.raises(SystemExit) as stop:
-        ppo.main([*words, "--run-dir", str(tmp_path)])
+        main(ppo, [*words, "--run-dir", str(tmp_path)])
     assert str(stop.value).startswith("error: ") and told in str(stop.value) and "\n" not in str(stop.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_drawn_is_not(ppo, trained, tmp_path):
     words = [word for word in WORDS if word != CARTPOLE]
-    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--gif")
+    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--capture-video")
     assert (folder / "summary.json").is_file() and not (folder / "episode.gif").exists()
     with pytest.raises(SystemExit, match=r"record='x\.gif': Odd-v0 cannot be drawn"):
-        ppo.main(["--evaluate", str(folder), "--record", "x.gif"])
+        main(ppo, ["--evaluate", str(folder), "--record", "x.gif"])
     with pytest.raises(SystemExit, match="learned another game"):
-        ppo.main(["--evaluate", str(folder), "--env-id", CARTPOLE])
+        main(ppo, ["--evaluate", str(folder), "--env-id", CARTPOLE])
