@@ -122,12 +122,9 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
     """
     game, parameters = registration.find(env_id)
     path = Path(str(module.__file__)).with_name("presets.toml")
-    if not path.is_file():
-        if preset:
-            raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
-        presets: dict[str, dict[str, dict[str, Any]]] = {"fast": {}, "paper": {}}
-    else:
-        presets = load_presets(path)
+    if preset and not path.is_file():
+        raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
+    presets = load_presets(path)
     name = "gymnasium" if game == registration.FOREIGN else game
     in_paper = name in presets["paper"] and parameters not in ({}, MPE)
     fast = preset == "fast" or (not preset and not in_paper)
@@ -141,7 +138,12 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
 
 
 def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table."""
+    """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table.
+
+    If the file is missing, no game has settings.
+    """
+    if not path.is_file():
+        return {"fast": {}, "paper": {}}
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
 
     def resolved(table: dict[str, Any]) -> dict[str, Any]:

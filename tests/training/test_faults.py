@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
 
 from noisy_envs.training import files
+from noisy_envs.training.main import main
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -110,7 +111,7 @@ def test_a_full_disk_is_told_by_the_file_and_the_last_checkpoint_is_whole(ppo, r
     monkeypatch.setattr(files, "replacing", full)
     told = refused(ppo, "--resume", run, "--total-timesteps", 256)
     assert told.startswith(f"error: [Errno {errno.ENOSPC}] No space left on device: '{run / name}-on-a-full-disk'")
-    assert f"once that is mended, go on with: python {sys.argv[0]} --resume {run}" in told
+    assert f"once that is fixed, resume with: python {sys.argv[0]} --resume {run}" in told
     monkeypatch.undo()
     assert (run / "checkpoint.pt").read_bytes() == before and not list(run.glob("*.part"))
     assert main(ppo, ["--resume", str(run), "--total-timesteps", "256"])["steps"] == 256
