@@ -154,7 +154,7 @@ def record_episode(agent: Any, args: Any, trained: Any = None) -> list[np.ndarra
 def known_levels(args: Any, trained: Any) -> dict[str, float]:
     """Return the share of an evaluation's levels whose content occurs in training; {} where there are no levels."""
     levels = environments.game_of(trained)
-    if not hasattr(levels, "known"):
+    if not hasattr(levels, "known_share"):
         return {}
     envs, _ = environments.make_eval_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, trained)
     return {"known_levels": levels.known_share(envs.game.render_text(envs.state))}

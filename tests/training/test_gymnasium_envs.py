@@ -291,8 +291,8 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.training.gymnasium_envs import Game, OneForeign
-world = OneForeign(Game("CartPole-v1"))
+from noisy_envs.training.gymnasium_envs import GymnasiumGame, OneForeign
+world = OneForeign(GymnasiumGame("CartPole-v1"))
 world.reset(0)
 world.render()
 """
