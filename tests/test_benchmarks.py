@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
-from conftest import TINY, load_agent
+from cases import slow
+from helpers import TINY, load_agent
 
 from noisy_envs.training.process import stop_signals
 
@@ -165,8 +166,7 @@ def test_a_soak_that_is_stopped_before_its_first_step_has_a_row(monkeypatch):
     assert 0 < row["steps"] < 1000 and not row["faults"]
 
 
-@pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', b"[1]", b"null", b"{", b"\xff"])
-@pytest.mark.in_turn("other")
+@pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', *map(slow, (b"[1]", b"null", b"{", b"\xff"))])
 def test_a_soak_leaves_files_of_others_alone(tmp_path, monkeypatch, other):
     monkeypatch.syspath_prepend(BENCHMARKS)
     from soak import main

@@ -14,7 +14,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, make
+from cases import GAMES
+from helpers import make
 
 import noisy_envs
 from noisy_envs.baselines import play_reference, reference_returns

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import assert_same, make, to_backend
+from cases import by_default, slow
+from helpers import assert_same, make, to_backend
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games import box_world_levels
@@ -38,6 +40,7 @@ from noisy_envs.games.box_world_levels import (
     GEM,
     KEYS,
     MOST_KEPT,
+    TRIES,
     Box,
     Level,
     Recipe,
@@ -243,7 +246,7 @@ def test_time_limit(limit, way):  # C46
 
 
 @each_setting
-@pytest.mark.in_turn("backend")
+@pytest.mark.parametrize("backend", ["torch", slow("numpy")], indirect=True)  # NumPy runs with torch, too
 def test_worlds_of_a_batch_do_not_mix(options, backend):
     core = BoxWorld(**options)
     together = dealt(core, 48, first=1000)
@@ -489,13 +492,15 @@ def even(counter: Counter, outcomes: range) -> None:
     assert max(abs(count - mean) for count in counter.values()) <= 5 * np.sqrt(mean)
 
 
-@each_setting
-@pytest.mark.parametrize("tries", [box_world_levels.TRIES, 0])
-@pytest.mark.in_turn("tries")
-def test_where_things_lie(options, tries, monkeypatch):
+@by_default(
+    ("setting", "tries"),
+    [("paper", TRIES), ("large", TRIES), ("ranges", TRIES), ("chains", 0), ("smallest", 0), ("crowded", 0)],
+    product(SETTINGS, [TRIES, 0]),
+)
+def test_where_things_lie(setting, tries, monkeypatch):
     """At random, or in rows where no try succeeds."""
     monkeypatch.setattr(box_world_levels, "TRIES", tries)
-    core = BoxWorld(**options)
+    core = BoxWorld(**SETTINGS[setting])
     seen = defaultdict(Counter)
     for number in range(2000):
         level = box_world_levels.draw_level(core.recipe, number)
@@ -517,7 +522,7 @@ def test_where_things_lie(options, tries, monkeypatch):
             seen["key"][key] += 1
             seen["content"].update(contents)
     side = core.width - 2
-    if tries and options not in (SETTINGS["crowded"], SETTINGS["smallest"]):  # boxes there leave little choice
+    if tries and setting not in ("crowded", "smallest"):  # boxes there leave little choice
         for who, columns in (("agent", side), ("key", side), ("content", side - 1)):
             for axis, size in ((0, side), (1, columns)):
                 counter = Counter(place[axis] for place in seen[who].elements())

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make, to_backend
+from cases import slow
+from helpers import make, to_backend
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import as_numpy
@@ -141,7 +142,7 @@ def recorded_states(core: SimpleTag, body: np.ndarray, backend: str) -> State:
 
 @each_action
 @each_played
-@pytest.mark.in_turn("backend")
+@pytest.mark.parametrize("backend", ["numpy", slow("torch")], indirect=True)
 def test_motion_over_an_episode(case, continuous, backend):
     core, recording = build(case, continuous), record(case, continuous)
     state = recorded_states(core, recording.body[:, 0], backend)

@@ -4,7 +4,8 @@ import math
 
 import gymnasium
 import pytest
-from conftest import each_case, load_agent
+from cases import each_case
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

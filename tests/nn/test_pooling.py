@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cases import slow
 
 pytest.importorskip("torch")  # an extra: without it these tests do not apply
 import torch
@@ -556,8 +557,7 @@ ignore_deprecated = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ig
 
 
 @each_head
-@each_mask
-@pytest.mark.in_turn("masked")
+@pytest.mark.parametrize("masked", [True, slow(False)])
 def test_exports_with_free_axes(name: str, masked: bool) -> None:
     """A program of any number of sets and tokens."""
     model = Model(name).eval()

@@ -6,11 +6,13 @@ import pickle
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
+from cases import GAMES, HEADS, by_default, each_id, posix
+from helpers import ROOT, load_agent, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.baselines import play_reference, reference_returns
@@ -159,7 +161,11 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 # Checkpoints
 
 
-@each_head_and("env_id", GAMES.values())
+@by_default(
+    ("head", "env_id"),
+    [("adapool", BOX), ("avgpool", TAG), ("clstoken", CENTROID), ("maxpool", BOX)],
+    product(HEADS, GAMES.values()),
+)
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training.files import lock_folder
 

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import GAMES, TINY, load_agent, train_tiny
+from cases import GAMES
+from helpers import TINY, load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

@@ -13,7 +13,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
+from cases import posix
+from helpers import ROOT, TINY, load_agent, train_tiny, with_path
 
 from noisy_envs.training import files
 
