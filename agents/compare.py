@@ -35,6 +35,7 @@ import gymnasium
 
 from noisy_envs import registration
 from noisy_envs.baselines import References, reference_returns
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
 from noisy_envs.training.files import lock_folder, write_atomically
 from noisy_envs.training.metrics import read_metrics
@@ -46,7 +47,6 @@ from noisy_envs.training.process import (
     memory_errors,
     on_stop_signal,
 )
-from noisy_envs.training.settings import parse_arguments
 from noisy_envs.training.statistics import Rows, drop, estimate
 from noisy_envs.training.versions import current_commit
 

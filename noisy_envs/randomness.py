@@ -12,6 +12,7 @@ https://github.com/skeeto/hash-prospector (bias 0.107); `tests/test_randomness.p
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Any
 
@@ -151,3 +152,12 @@ class Draws:
                 low = bits >> half
             bits = low
         return place
+
+
+def derive_seed(seed: int, purpose: str) -> int:
+    """Hash a run's seed and a purpose ("train", "evaluate") to a seed of environments.
+
+    World i takes this seed + i: runs seeded 1, 2, 3 would share worlds if they used their seeds as they are.
+    """
+    digest = hashlib.blake2b(f"{seed} {purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2

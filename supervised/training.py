@@ -35,6 +35,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.randomness import derive_seed
+from noisy_envs.training.accelerate import use_deterministic
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
     load_checkpoint,
@@ -51,7 +54,6 @@ from noisy_envs.training.process import (
     on_stop_signal,
     stop_signals,
 )
-from noisy_envs.training.settings import derive_seed, parse_arguments, use_deterministic
 from noisy_envs.training.versions import library_versions
 from noisy_envs.validation import plain
 

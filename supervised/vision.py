@@ -29,7 +29,7 @@ from network import HEADS, Network, Shape, ada
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.training.settings import derive_seed
+from noisy_envs.randomness import derive_seed
 
 PATCH = {"cifar10": 4, "cifar100": 4, "fashion-mnist": 4, "digits": 2}
 SHOWN = Chance(derive_seed(0, "clutter"))  # of pictures out of training

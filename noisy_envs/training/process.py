@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -108,3 +108,22 @@ def write_stderr(text: str) -> None:
 def timestamp() -> str:
     """Return the time for a folder's name."""
     return time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_memory(needs: Mapping[str, int], device: str) -> None:
+    """Raise ValueError if a device cannot hold one of `needs`: float32 numbers, by the settings that ask for them.
+
+    Linux grants more memory than there is, and kills the process that uses it.
+    """
+    import torch
+
+    if torch.device(device).type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows grants what there is
+        return
+    for settings, numbers in needs.items():
+        if 4 * numbers > total:
+            asked, there = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
+            raise ValueError(f"not enough memory: {settings} need at least {asked}, {device} has {there}")

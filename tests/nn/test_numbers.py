@@ -14,9 +14,9 @@ from test_pooling import DIM, HEADS, B, draw, encode, gradients, masked_tokens
 from torch import nn
 
 from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
+from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.checkpoint import load_checkpoint
 from noisy_envs.training.metrics import read_metrics
-from noisy_envs.training.settings import use_deterministic
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

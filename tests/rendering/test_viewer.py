@@ -17,11 +17,11 @@ from helpers import ROOT, load_agent, train_tiny
 from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.baselines import play_reference, reference_returns
 from noisy_envs.interfaces.episode import RENDER_FPS
+from noisy_envs.randomness import derive_seed
 from noisy_envs.registration import CORES, NOISE
 from noisy_envs.rendering import video, viewer
 from noisy_envs.rendering.viewer import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
 from noisy_envs.training import gymnasium_envs
-from noisy_envs.training.settings import derive_seed
 
 CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]

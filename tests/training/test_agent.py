@@ -20,11 +20,11 @@ pytest.importorskip("tyro")
 import torch
 
 from noisy_envs import ENVIRONMENTS
+from noisy_envs.randomness import derive_seed
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.metrics import MetricsLogger, read_metrics
 from noisy_envs.training.process import stop_signals
-from noisy_envs.training.settings import derive_seed
 
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
 SMALL += ["--eval-episodes", "3", "--no-gif"]

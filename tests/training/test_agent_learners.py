@@ -10,8 +10,8 @@ pytest.importorskip("tyro")
 import torch
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.randomness import derive_seed
 from noisy_envs.training.metrics import read_metrics
-from noisy_envs.training.settings import derive_seed
 
 TAG = ["--env-id", GAMES["simple_tag"]]
 SHORT = ["--options", "max_steps=5"]

@@ -13,8 +13,8 @@ from helpers import load_agent, load_supervised
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
 
+from noisy_envs.training.accelerate import use_deterministic  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402  torch may be missing
-from noisy_envs.training.settings import use_deterministic  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(

@@ -22,12 +22,12 @@ from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.rendering import renderer, video
 from noisy_envs.rendering.video import check_video_path, write_gif, write_video
 from noisy_envs.training import plots, statistics, versions
+from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, only_runs, save_checkpoint, write_summary
 from noisy_envs.training.files import lock_folder
 from noisy_envs.training.metrics import MetricsLogger, import_wandb, read_metrics, start_wandb
 from noisy_envs.training.plots import plot_matrix, plot_scores
-from noisy_envs.training.process import memory_errors, on_stop_signal, stop_signals
-from noisy_envs.training.settings import check_memory, parse_arguments
+from noisy_envs.training.process import check_memory, memory_errors, on_stop_signal, stop_signals
 from noisy_envs.training.statistics import bootstrap_interval
 from noisy_envs.training.versions import current_commit
 
