@@ -1,10 +1,14 @@
 """Fixtures. The cases that tests run over are in `cases`, what they share to play and compare in `helpers`."""
 
 import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import CASES
+from helpers import load_agent, train_tiny
 
 from noisy_envs.registration import CORES
 
@@ -41,3 +45,21 @@ def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
                 return sparse(self, state, agents) - 0.5 - varied(self, state, agents)
 
             monkeypatch.setattr(CORES[game], "reward", reward)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that trains an agent for two updates, once in a test session for the same arguments.
+
+    Its arguments are a head and options of the agent; it returns the run's folder, which tests must not change. One
+    that does uses a copy.
+    """
+
+    @cache
+    def train(head: str, *options: str) -> Path:
+        for package in ("torch", "tyro"):
+            pytest.importorskip(package)
+        _, folder = train_tiny(load_agent(head), tmp_path_factory.mktemp("trained"), *options)
+        return folder
+
+    return train

@@ -21,7 +21,6 @@ from cases import (
     each_case_and,
     each_control,
     each_game,
-    each_id,
     each_pettingzoo,
     steer,
 )
@@ -42,9 +41,8 @@ with warnings.catch_warnings():
 LENGTHS = (1, 2, 25, 100, 200)
 each_length = pytest.mark.parametrize("length", LENGTHS)
 each_count = pytest.mark.parametrize("count", ["one_agent", "three_agents"])
-each_way = pytest.mark.parametrize(
-    "way", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
-)
+WAYS = {"copy": copy.deepcopy, "pickle": lambda env: pickle.loads(pickle.dumps(env))}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 each_continuous = pytest.mark.parametrize("continuous", [True, False], ids=("continuous", "discrete"))
 
 
@@ -61,7 +59,7 @@ def joint(env: ParallelTokenEnv, count: int, seed: int = 0) -> list[dict[str, ob
     return [{agent: acts[t] for agent, acts in drawn.items()} for t in range(count)]
 
 
-@each_id
+@each_game
 def test_gymnasium_checker(env_id, dummy_display):
     check_env(make(env_id, max_steps=4))
 
@@ -297,8 +295,7 @@ def test_global_generators_neither_used_nor_touched(game):
 
 
 @each_case_and("kind", ["single", "wrapped", "numpy", "torch"])
-@each_way
-def test_copies_play_on_alike(env_id, options, way, kind):
+def test_copies_play_on_alike(env_id, options, kind):
     options = {**options, "max_steps": 12}
     if kind in ("single", "wrapped"):
         env = (make if kind == "single" else gymnasium.make)(env_id, render_mode="rgb_array", **options)
@@ -309,9 +306,9 @@ def test_copies_play_on_alike(env_id, options, way, kind):
         env = gymnasium.make_vec(env_id, 3, backend=kind, render_mode="rgb_array", **options)
         actions = [to_backend(action, kind) for action in draw_actions(env.action_space, 25)]
     play(env, actions[:5], seed=None)
-    twins = [way(env)]
+    twins = [way(env) for way in WAYS.values()]
     env.render()
-    twins.append(way(env))
+    twins += [way(env) for way in WAYS.values()]
     expected = play(env, actions[5:]), env.render()
     for twin in twins:
         assert_same((play(twin, actions[5:]), twin.render()), expected)
@@ -617,7 +614,7 @@ def test_wrong_seed(env_id, seed, error):
             env.reset(seed=seed)
 
 
-@each_id
+@each_game
 def test_fresh_process_needs_no_import(env_id):
     fresh(f"import gymnasium; gymnasium.make('noisy_envs:{env_id}').reset(seed=0)")
 

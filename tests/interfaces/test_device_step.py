@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from cases import OPTION_SETS, TEAMS, crossed, each_case, each_case_and, each_game
+from cases import OPTION_SETS, TEAMS, crossed, each_case, each_case_and, each_game, slow
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
@@ -89,7 +89,7 @@ def same_info(info, expected):
     assert not any(info[name].any() for name in more if name.startswith("_"))
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "recorded"])
+@pytest.mark.parametrize("compile", [pytest.param(True, id="recorded"), slow(False, id="eager")])
 @each_case_and("mode", AutoresetMode, TEAMS)
 def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile, request, monkeypatch):
     host = make(env_id, mode, learners=team, **options)

@@ -88,8 +88,8 @@ def test_equals_vector_of_singles(env_id, options, mode):
 
 
 @each_id
-@each_auto_mode
-@each_seed
+@pytest.mark.parametrize("mode", [NEXT_STEP, slow(SAME_STEP)])
+@a_seed
 def test_every_id_equals_vector_of_singles(env_id, mode, seed):
     both = [maker(env_id, 3, mode, max_steps=9) for maker in (native, sync)]
     assert_same(*(list(staggered(envs, 40, seed)) for envs in both))
