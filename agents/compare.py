@@ -34,7 +34,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 import gymnasium
 
 from noisy_envs import registration
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs.baselines import BaselineReturns, baseline_returns
 from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
 from noisy_envs.training.files import lock_folder, write_atomically
@@ -51,7 +51,7 @@ from noisy_envs.training.statistics import Rows, drop, estimate
 from noisy_envs.training.versions import current_commit
 
 if TYPE_CHECKING:
-    from noisy_envs.training.gymnasium_envs import Game
+    from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
 Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 OURS = (  # words of the agents that a cell decides, or that train nothing
@@ -113,7 +113,7 @@ class Level(NamedTuple):
     @property
     def name(self) -> str:
         """Name it as a folder."""
-        return registration.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        return registration.short_name(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -141,18 +141,18 @@ class Level(NamedTuple):
         return [*words[:place], *(f"{name}={value}" for name, value in self.start.items()), *words[place:]]
 
     @property
-    def foreign(self) -> Game | None:
+    def foreign(self) -> GymnasiumGame | None:
         """The game, if it is not of this project."""
-        if registration.find(self.env_id)[0] != registration.FOREIGN:
+        if registration.find(self.env_id)[0] != registration.OTHER:
             return None
-        from noisy_envs.training.gymnasium_envs import Game
+        from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
-        return Game(self.env_id, self.options)
+        return GymnasiumGame(self.env_id, self.options)
 
-    def references(self) -> References:
+    def references(self) -> BaselineReturns:
         """Returns that scores of 0 and 1 stand for."""
         game = self.foreign
-        return game.references if game else reference_returns(self.env_id, self.options)
+        return game.references if game else baseline_returns(self.env_id, self.options)
 
     def snr(self, played: Mapping[str, Any] | None = None) -> float:
         """Signal's share of the tokens when an episode starts, with the options that a run played, if it had others."""
@@ -258,7 +258,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
     end = list(argv).index("--") if "--" in argv else len(argv)
     args, words = parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
     settings(words)
-    args = replace(args, env_ids=tuple(registration.canonical(env_id, "env_ids") for env_id in args.env_ids))
+    args = replace(args, env_ids=tuple(registration.canonical_id(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
     return args, words
 
@@ -271,13 +271,14 @@ def check(args: Args) -> None:
     games = {registration.find(env_id)[0] for env_id in args.env_ids}
     if len(games) > 1:
         raise ValueError(
-            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registration.in_words(sorted(games))}"
+            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registration.join_names(sorted(games))}"
         )
-    if games == {registration.FOREIGN} and len(set(args.env_ids)) > 1:
+    if games == {registration.OTHER} and len(set(args.env_ids)) > 1:
         raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be one, whose noise --num-noise sets")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
         raise ValueError(
-            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {registration.in_words(registration.NOISE)}"
+            f"num_noise={args.num_noise}: must come with one id in --env-ids, of "
+            f"{registration.join_names(registration.NOISE)}"
         )
     check_numbers(args)
     if args.beside and not args.draw_only:
@@ -567,7 +568,7 @@ def score(summary: dict[str, Any] | None) -> float:
     return math.nan if summary is None or summary["score"] is None else float(summary["score"])
 
 
-def as_played(cells: list[Cell]) -> tuple[References, float]:
+def as_played(cells: list[Cell]) -> tuple[BaselineReturns, float]:
     """Return what scores of 0 and 1 stand for at a level, and its SNR, by a run if there is one.
 
     Words after -- may have changed the game, and with it both.
@@ -577,7 +578,7 @@ def as_played(cells: list[Cell]) -> tuple[References, float]:
     if summary is None:
         return level.references(), level.snr()
     returns = (math.nan if summary[name] is None else summary[name] for name in ("return_random", "return_oracle"))
-    return References(*returns), level.snr(summary["options"])
+    return BaselineReturns(*returns), level.snr(summary["options"])
 
 
 def of_levels(cells: list[Cell]) -> dict[Level, list[Cell]]:

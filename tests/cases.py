@@ -14,7 +14,7 @@ import pytest
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.games.simple_tag import MPE
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 
 def steer(tokens: Any, u: Any) -> Any:
@@ -96,7 +96,7 @@ CASES = {
         one_agent={"num_prey": 1, "learners": "prey"},
         three_agents={"num_predators": 2, "num_prey": 1},
         policy_options={"predator": "predator_policy", "prey": "prey_policy"},
-        varied_reward=lambda core, state, agents: abs(core.observe(state, agents)[..., -1, 0]),
+        varied_reward=lambda game, state, agents: abs(game.observe(state, agents)[..., -1, 0]),
     ),
     "box_world": GameCase(
         options={
@@ -112,35 +112,35 @@ CASES = {
             },
         },
         typical="chains",
-        varied_reward=lambda core, state, agents: state.thing[:, :1, 0] / 64,
+        varied_reward=lambda game, state, agents: state.objects[:, :1, 0] / 64,
     ),
 }
 
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 IDS = list(ENVIRONMENTS)
-GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
-PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
+GAME_IDS = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
+PETTINGZOO = [game for game in GAME_IDS if find_spec(f"noisy_envs.{game}_v0")]
 OPTION_SETS = [
-    pytest.param(GAMES[game], options, id=f"{game}-{name}")
-    for game in GAMES
+    pytest.param(GAME_IDS[game], options, id=f"{game}-{name}")
+    for game in GAME_IDS
     for name, options in CASES[game].options.items()
 ]
 TEAMS = [
-    pytest.param(GAMES[game], options, team, id=f"{game}-{name}-{team}")
-    for game in GAMES
+    pytest.param(GAME_IDS[game], options, team, id=f"{game}-{name}-{team}")
+    for game in GAME_IDS
     for name, options in CASES[game].options.items()
-    for team in CORES[game](**options).teams
+    for team in GAMES[game](**options).teams
 ]
 CONTROLS = [
     (env_id, {"continuous_actions": continuous} if choice else {})
-    for game, env_id in GAMES.items()
-    for choice in ["continuous_actions" in [field.name for field in dataclasses.fields(CORES[game])]]
+    for game, env_id in GAME_IDS.items()
+    for choice in ["continuous_actions" in [field.name for field in dataclasses.fields(GAMES[game])]]
     for continuous in ((True, False) if choice else (False,))
 ]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="Windows has neither these signals nor these files")
 each_id = pytest.mark.parametrize("env_id", IDS)
-each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
+each_game = pytest.mark.parametrize("env_id", GAME_IDS.values(), ids=list(GAME_IDS))
 each_case = pytest.mark.parametrize(("env_id", "options"), OPTION_SETS)
 each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAMS)
 each_control = pytest.mark.parametrize(("env_id", "options"), CONTROLS)

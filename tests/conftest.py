@@ -10,7 +10,7 @@ import pytest
 from cases import CASES
 from helpers import load_agent, train_tiny
 
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch is imported: tests run side by side, one for each core
 
@@ -39,12 +39,12 @@ def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
                 self: Any,
                 state: Any,
                 agents: slice = slice(None),
-                sparse: Any = CORES[game].reward,
+                sparse: Any = GAMES[game].reward,
                 varied: Any = case.varied_reward,
             ) -> Any:
                 return sparse(self, state, agents) - 0.5 - varied(self, state, agents)
 
-            monkeypatch.setattr(CORES[game], "reward", reward)
+            monkeypatch.setattr(GAMES[game], "reward", reward)
 
 
 @pytest.fixture(scope="session")

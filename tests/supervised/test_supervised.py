@@ -163,7 +163,6 @@ def test_counts_of_parameters_and_tokens():
 
 @each_pool
 def test_the_marked_vector_matters_and_the_order_of_the_others_does_not(pool):
-    """C66."""
     built = network.set_network(SHAPE, 16, pool, 1).eval()
     with torch.no_grad():
         found = built(SETS)
@@ -250,7 +249,7 @@ def test_the_least_error_of_a_narrow_network():
 
 
 def test_digits_are_normalised():
-    """C71: over what is learned from, which the test set must not change."""
+    """Over what is learned from, which the test set must not change."""
     task = vision.Vision(vision.Args(), "digits")
     patches, labels = task.batch(torch.arange(1437), None)
     assert patches.shape == (1437, 16, 4) and labels.shape == (1437,)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import GAMES
+from cases import GAME_IDS
 from helpers import TINY, load_agent, train_tiny
 
 pytest.importorskip("torch")
@@ -13,7 +13,7 @@ from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.randomness import derive_seed
 from noisy_envs.training.metrics import read_metrics
 
-TAG = ["--env-id", GAMES["simple_tag"]]
+TAG = ["--env-id", GAME_IDS["simple_tag"]]
 SHORT = ["--options", "max_steps=5"]
 # words, and how many learn
 TEAMS = {
