@@ -16,7 +16,7 @@ from noisy_envs.games.simple_tag import SimpleTag
 
 simple_tag_v3 = pytest.importorskip("mpe2.simple_tag_v3")
 
-EPISODES, STEPS = 8, 128
+EPISODES, STEPS = 4, 128
 HELD = 4  # steps for which an action is held, so that speed limits and the far outside are reached
 SIZES: dict[str, dict[str, Any]] = {
     "1v3v12": {"num_predators": 1, "num_prey": 3, "num_obstacles": 12},

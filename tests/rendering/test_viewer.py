@@ -188,11 +188,9 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(trained_run):
     """A run of AdaPool."""
-    pytest.importorskip("torch")
-    pytest.importorskip("tyro")
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
+    return trained_run("adapool", "--num-noise", "4", *SHORT)
 
 
 def test_several_learners_play_with_one_network(tmp_path):
@@ -381,11 +379,10 @@ CARTPOLE = "CartPole-v1"
 
 
 @pytest.fixture(scope="module")
-def balancing(tmp_path_factory):
+def balancing(trained_run):
     """A run of AdaPool on CartPole."""
-    pytest.importorskip("tyro")
     words = ["--env-id", CARTPOLE, "--num-noise", "4"]
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("cartpole"), *words)[1]
+    return trained_run("adapool", *words)
 
 
 def test_an_environment_of_others_is_watched_at_random(tmp_path):

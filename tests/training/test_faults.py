@@ -14,7 +14,7 @@ import time
 
 import pytest
 from cases import posix
-from helpers import ROOT, TINY, load_agent, train_tiny, with_path
+from helpers import ROOT, TINY, load_agent, with_path
 
 from noisy_envs.training import files
 
@@ -29,8 +29,8 @@ def ppo():
 
 
 @pytest.fixture(scope="module")
-def trained(ppo, tmp_path_factory):
-    return train_tiny(ppo, tmp_path_factory.mktemp("trained"))[1]
+def trained(trained_run):
+    return trained_run("adapool")
 
 
 @pytest.fixture
