@@ -104,10 +104,10 @@ def test_ratios_are_to_the_best_peer(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--pools foo", "pools='foo': must be of"),
-        ("--steps 0", "steps=0: must be at least 1"),
-        ("--ks", "ks: must be at least one"),
-        ("--ks 33", "ks=33: must be from 1 to 32"),
+        ("--pooling foo", "pooling='foo': expected one of"),
+        ("--steps 0", "steps=0: expected at least 1"),
+        ("--num-neighbors", "num_neighbors: expected at least one value"),
+        ("--num-neighbors 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
     ],
 )
 def test_supervised_speed_refuses_wrong_settings(monkeypatch, words, told):

@@ -76,18 +76,18 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert path.read_text() == "again" and sorted(tmp_path.iterdir()) == [other, path]
 
 
-def test_a_file_that_is_taken_for_left_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    flock, made = files.fcntl.flock, []
+def test_a_new_file_that_is_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    lock, listings = files._lock, []
 
-    def late(handle, how):
-        made.append(sorted(tmp_path.iterdir()))
-        if len(made) == 1:
-            made[0][0].unlink()
-        flock(handle, how)
+    def late(file):
+        listings.append(sorted(tmp_path.iterdir()))
+        if len(listings) == 1:
+            listings[0][0].unlink()
+        return lock(file)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(files, "_lock", late)
     files.write_atomically(tmp_path / "a", "whole")
-    assert (tmp_path / "a").read_text() == "whole" and len(made) == 2
+    assert (tmp_path / "a").read_text() == "whole" and len(listings) == 2
 
 
 def test_a_folder_that_is_locked_is_swept(tmp_path):

@@ -362,7 +362,7 @@ def test_a_matrix_tells_its_numbers_in_colours_that_compare(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("names", [(["a"], ["b", "c"]), (["a", "b"], ["c"])])
 def test_a_matrix_of_other_shape_than_its_names_is_refused(tmp_path, names):
-    with pytest.raises(ValueError, match=r"values must .* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"values: expected shape .* got \(2, 2\)"):
         draw_matrix(tmp_path / "a.png", np.ones((2, 2)), 0.1, *names)
 
 
@@ -494,7 +494,7 @@ def test_an_interval_of_many_values_needs_little_memory():
 def test_one_value_has_no_interval_and_bad_ones_are_refused():
     assert np.isnan(bootstrap_interval(np.array([1.0]), 0)).all()
     for values in ([], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0, [np.nan]):
-        with pytest.raises(ValueError, match=r"values must be \(n,\), n from 1, and finite, got"):
+        with pytest.raises(ValueError, match=r"values: expected shape \(n,\), all finite, got"):
             bootstrap_interval(np.array(values), 0)
 
 
