@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -128,8 +127,7 @@ def test_a_gradient_is_timed_on_a_minibatch(monkeypatch):
 
     monkeypatch.setattr(gradient_speed, "seconds", lambda run, device: run() is None or 1.0)
     ppo = load_agent("avgpool")
-    small = SimpleNamespace(parse=lambda words: ppo.parse([*words, *TINY]), Trainer=ppo.Trainer)
-    gradient, rollout, _ = gradient_speed.measure(small, "noisy_envs/SimpleCentroid-v0", "cpu", False, False)
+    gradient, rollout, _ = gradient_speed.measure(ppo, gradient_speed.parse(ppo, TINY))
     assert (gradient, rollout) == pytest.approx((1e9 / 32, 1e9 / 64))
 
 

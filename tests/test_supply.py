@@ -96,7 +96,7 @@ for name in names:
     if "triton" not in name:  # a package that torch for a CPU does not bring
         importlib.import_module(name)
 assert len(names) > 50
-sys.modules["ppo_adapool"].main(TINY + ["--total-timesteps", "128"])
+noisy_envs.training.main.main(sys.modules["ppo_adapool"], TINY + ["--total-timesteps", "128"])
 sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pooling": "avgpool", "--out": "out"}
 sys.modules["aggregation"].main([str(word) for pair in sets.items() for word in pair])
 """

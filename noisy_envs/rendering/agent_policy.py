@@ -21,7 +21,7 @@ from noisy_envs.randomness import derive_seed
 from noisy_envs.registration import OTHER, find
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import envs, evaluation, settings
-from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
+from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint
 from noisy_envs.training.gymnasium_envs import OneForeign
 from noisy_envs.validation import check_choice
 
@@ -52,7 +52,7 @@ class Trained:
         self.meaning = meaning
         checkpoint = checkpoint_path(path)
         content: Any = load_checkpoint(checkpoint)
-        self.name = _file_name(checkpoint, content)
+        self.name = agent_name(checkpoint, content)
         module = load_file(self.name, agents)
         trained = settings.load_args(module, checkpoint)
         self.env_id = env_id = env_id or trained.env_id
@@ -108,11 +108,3 @@ def load_file(name: str, agents: Path) -> ModuleType:
     sys.modules[path.stem] = module  # where dataclasses look up its annotations
     spec.loader.exec_module(module)
     return module
-
-
-def _file_name(checkpoint: Path, content: Any) -> str:
-    """Return the name of the file that wrote a checkpoint, which is no path."""
-    name = content.get("file") if isinstance(content, dict) else None
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"{checkpoint} is no checkpoint of agents/ppo_*.py: it names no agent")
-    return name

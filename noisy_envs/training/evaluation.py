@@ -24,7 +24,7 @@ from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_video
 from noisy_envs.training import envs as environments
 from noisy_envs.training import gymnasium_envs
-from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, write_summary
+from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint, write_summary
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.plots import plot_scores
 from noisy_envs.training.process import timestamp
@@ -48,7 +48,7 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
     Raises:
         ValueError: it was written by another agent, some of which have the same weights, or is of another network.
     """
-    own, saved = Path(str(module.__file__)).stem, content.get("file")
+    own, saved = Path(str(module.__file__)).stem, agent_name(path, content)
     if saved != own:
         other = Path(str(module.__file__)).with_name(f"{saved}.py")
         hint = f"; use {other.parent.name}/{other.name}" if other.is_file() else ""
@@ -154,7 +154,7 @@ def record_episode(agent: Any, args: Any, trained: Any = None) -> list[np.ndarra
 def known_levels(args: Any, trained: Any) -> dict[str, float]:
     """Return the share of an evaluation's levels whose content occurs in training; {} where there are no levels."""
     levels = environments.game_of(trained)
-    if not hasattr(levels, "known"):
+    if not hasattr(levels, "known_share"):
         return {}
     envs, _ = environments.make_eval_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, trained)
     return {"known_levels": levels.known_share(envs.game.render_text(envs.state))}

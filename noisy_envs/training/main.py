@@ -83,7 +83,7 @@ def train(module: ModuleType, args: Any) -> dict[str, Any]:
     except (OSError, FloatingPointError, ValueError) as error:
         if isinstance(error, ValueError) and run.began and not isinstance(error, (ColumnMismatch, Unfit)):
             raise  # a fault of the code: it needs its traceback
-        resumable = isinstance(error, OSError) and run.has_checkpoint
+        resumable = isinstance(error, OSError) and run.began and run.has_checkpoint
         hint = f"; once that is fixed, resume with: {run.resume_command}" if resumable else ""
         raise SystemExit(f"error: {error}{hint}") from None
     finally:

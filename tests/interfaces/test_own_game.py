@@ -194,9 +194,11 @@ def test_the_agents_play_its_native_vector_environment(fruit):
 
 def test_an_agent_trains_on_it_and_leaves_a_film(fruit, tmp_path, capsys):
     pytest.importorskip("tyro")
-    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--options", "max_steps=3", "--gif")
+    _, run = train_tiny(
+        load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--env-kwargs", "max_steps=3", "--capture-video"
+    )
     assert (run / "episode.gif").read_bytes().startswith(b"GIF")
-    assert "4 worlds in step" in capsys.readouterr().out
+    assert "4 environments" in capsys.readouterr().out
 
 
 def test_more_pebbles_move_neither_agent_nor_fruit(fruit):

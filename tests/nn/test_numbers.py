@@ -16,6 +16,7 @@ from torch import nn
 from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
 from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.checkpoint import load_checkpoint
+from noisy_envs.training.main import main
 from noisy_envs.training.metrics import read_metrics
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -125,7 +126,7 @@ def test_worlds_repeat_on_deterministic_kernels(env_id, options, device, determi
     torch.testing.assert_close(played(), played(), rtol=0, atol=0)
 
 
-NARROW = "--num-layers 2 --hidden-dim 8 --num-heads 8 --attention-scale hidden --dropout 0.1"  # on our own kernels
+NARROW = "--num-layers 2 --embed-dim 8 --num-heads 8 --attention-scale embed --dropout 0.1"  # on our own kernels
 
 
 @each_device
@@ -133,10 +134,10 @@ NARROW = "--num-layers 2 --hidden-dim 8 --num-heads 8 --attention-scale hidden -
 def test_training_repeats_on_deterministic_kernels(tmp_path, settings, device, deterministic):
     """Two runs of one seed: the same log and weights, compiled and recorded as they are on a GPU by default."""
     small = "--num-envs 16 --num-steps 16 --minibatch-size 64 --update-epochs 2 --total-timesteps 512"
-    words = f"{small} --eval-episodes 3 --no-gif --deterministic --device {device} {settings}".split()
+    words = f"{small} --eval-episodes 3 --no-capture-video --torch-deterministic --device {device} {settings}".split()
 
     def trained(name):
-        load_agent("adapool").main([*words, "--run-dir", str(tmp_path / name)])
+        main(load_agent("adapool"), [*words, "--run-dir", str(tmp_path / name)])
         (folder,) = (tmp_path / name).iterdir()
         rows = read_metrics(folder / "metrics.csv")
         kept = [[row[key] for key in row if key != "charts/SPS" and not math.isnan(row[key])] for row in rows]

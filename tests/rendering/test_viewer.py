@@ -25,11 +25,11 @@ from noisy_envs.training import gymnasium_envs
 
 CENTROID, TAG, BOX = (GAME_IDS[game] for game in ("simple_centroid", "simple_tag", "box_world"))
 POLICIES = [(env_id, name) for game, env_id in GAME_IDS.items() for name in GAMES[game].policies]
-SHORT = ["--options", "max_steps=3"]
+SHORT = ["--env-kwargs", "max_steps=3"]
 WORDS = {
     CENTROID: SHORT,
     TAG: ["--env-id", TAG, *SHORT],
-    BOX: ["--env-id", BOX, "--preset", "fast", "--options", "size=6", "max_steps=3"],
+    BOX: ["--env-id", BOX, "--preset", "fast", "--env-kwargs", "size=6", "max_steps=3"],
 }
 
 
@@ -161,6 +161,19 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 # Checkpoints
 
 
+def own_film(ppo, run):
+    """Return the pictures of the film that a run's own file makes."""
+    from noisy_envs.training.checkpoint import load_checkpoint
+    from noisy_envs.training.envs import make_eval_envs
+    from noisy_envs.training.evaluation import load_weights, make_eval_agent, record_episode
+    from noisy_envs.training.settings import load_args
+
+    args = load_args(ppo, run)
+    agent = make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+    load_weights(agent, ppo, run, load_checkpoint(run / "checkpoint.pt"))
+    return record_episode(agent, args)
+
+
 @by_default(
     ("head", "env_id"),
     [("adapool", BOX), ("avgpool", TAG), ("clstoken", CENTROID), ("maxpool", BOX)],
@@ -173,10 +186,7 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
-    args = ppo.load_args(run)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, run, ppo.load_checkpoint(run / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
+    expected = own_film(ppo, run)
     for path in (run, run / "checkpoint.pt"):
         player = Trained(path, env_id, None)
         assert player.name.lower() == head
@@ -198,7 +208,7 @@ def test_several_learners_play_with_one_network(tmp_path):
     pytest.importorskip("tyro")
     from noisy_envs.rendering.agent_policy import Trained
 
-    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--num-agents", "2", *SHORT)
+    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--learners", "all", *SHORT, "num_agents=2")
     player = Trained(run, CENTROID, 7)
     show = Show(CENTROID, player, 1)
     assert player.team == "all" and show.noise == 7
@@ -247,7 +257,7 @@ def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("tyro")
     from noisy_envs.rendering.agent_policy import Trained
 
-    _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
+    _, run = train_tiny(load_agent("adapool"), tmp_path, "--env-kwargs", "num_noise=(0, 28)", "max_steps=3")
     assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
     assert Trained(run, CENTROID, 9).options == {"num_noise": 9, "max_steps": 3, "spread": 2.5}
 
@@ -399,10 +409,7 @@ def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, 
     from noisy_envs.rendering.agent_policy import Trained
 
     ppo = load_agent("adapool")
-    args = ppo.load_args(balancing)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, balancing, ppo.load_checkpoint(balancing / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
+    expected = own_film(ppo, balancing)
     player = Trained(balancing, None, None)
     found = film(ForeignShow(CARTPOLE, player, player.seed)).pictures
     assert player.env_id == CARTPOLE and player.options == {"num_noise": 4}

@@ -17,6 +17,7 @@ from cases import posix
 from helpers import ROOT, TINY, load_agent, with_path
 
 from noisy_envs.training import files
+from noisy_envs.training.main import main
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -51,7 +52,7 @@ def start(*words):
 def refused(ppo, *words):
     """Return the one line that a command ends with."""
     with pytest.raises(SystemExit) as error:
-        ppo.main([*map(str, words)])
+        main(ppo, [*map(str, words)])
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -111,10 +112,10 @@ def test_a_full_disk_is_told_by_the_file_and_the_last_checkpoint_is_whole(ppo, r
     monkeypatch.setattr(files, "replacing", full)
     told = refused(ppo, "--resume", run, "--total-timesteps", 256)
     assert told.startswith(f"error: [Errno {errno.ENOSPC}] No space left on device: '{run / name}-on-a-full-disk'")
-    assert f"once that is mended, go on with: python {sys.argv[0]} --resume {run}" in told
+    assert f"once that is fixed, resume with: python {sys.argv[0]} --resume {run}" in told
     monkeypatch.undo()
     assert (run / "checkpoint.pt").read_bytes() == before and not list(run.glob("*.part"))
-    assert ppo.main(["--resume", str(run), "--total-timesteps", "256"])["steps"] == 256
+    assert main(ppo, ["--resume", str(run), "--total-timesteps", "256"])["steps"] == 256
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -135,7 +136,7 @@ def test_a_half_line_of_metrics_is_dropped_and_written_again(ppo, run):
     path = run / "metrics.csv"
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:40])
-    ppo.main(["--resume", str(run), "--total-timesteps", "192"])
+    main(ppo, ["--resume", str(run), "--total-timesteps", "192"])
     header, *lines = path.read_text().splitlines()
     assert [header, *lines[:2]] == whole.splitlines() and [line.split(",")[0] for line in lines] == ["64", "128", "192"]
 
@@ -216,7 +217,7 @@ def test_a_damaged_summary_is_named(ppo, run, tmp_path, monkeypatch, content):
     told = refused(ppo, "--resume", run)
     assert told.startswith(f"error: {run / 'summary.json'} is damaged") and "delete it" in told
     (run / "summary.json").unlink()
-    assert ppo.main(["--resume", str(run)])["steps"] == 128 and json.loads((run / "summary.json").read_text())
+    assert main(ppo, ["--resume", str(run)])["steps"] == 128 and json.loads((run / "summary.json").read_text())
     assert not (tmp_path / "evil").exists()
 
 

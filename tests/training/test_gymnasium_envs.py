@@ -20,6 +20,9 @@ from noisy_envs import registration
 from noisy_envs.rendering import token_bars
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
+from noisy_envs.training.main import main
+from noisy_envs.training.run import Run
+from noisy_envs.training.settings import parse
 from noisy_envs.wrappers import noisy_tokens
 
 CARTPOLE = "CartPole-v1"
@@ -252,10 +255,10 @@ def own_module(tmp_path, monkeypatch):
 def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
     assert registration.find(env_id) == (registration.OTHER, {}) and registration.short_name(env_id) == "Pole-v0"
-    assert ppo.parse(["--env-id", env_id]).env_id == env_id
+    assert parse(ppo, ["--env-id", env_id]).env_id == env_id
     _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
     assert run.name.startswith("Pole-v0__ppo_adapool")
-    (row,) = ppo.main(["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
+    (row,) = main(ppo, ["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
     assert row["env_id"] == env_id and 0 < row["return"] <= 9
 
 
@@ -263,7 +266,7 @@ def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
 def test_ours_are_ours_with_a_module_too(module, ppo):
     env_id = "noisy_envs/SimpleTag-1v3v28-v0"
     assert registration.find(f"{module}:{env_id}") == registration.ENVIRONMENTS[env_id]
-    args = ppo.parse(["--env-id", f"{module}:{env_id}"])
+    args = parse(ppo, ["--env-id", f"{module}:{env_id}"])
     assert (args.env_id, args.preset) == (env_id, "paper")
 
 
@@ -283,14 +286,14 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
     with pytest.raises(ValueError, match=f"env_id='mine_b:x/Pole-v0': .*{told}$"):
         registration.find("mine_b:x/Pole-v0")
     with pytest.raises(SystemExit, match=r"^error: env_id='mine_b:x/Pole-v0': "):
-        ppo.main(["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
+        main(ppo, ["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
 
 
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.training.gymnasium_envs import Game, OneForeign
-world = OneForeign(Game("CartPole-v1"))
+from noisy_envs.training.gymnasium_envs import GymnasiumGame, OneForeign
+world = OneForeign(GymnasiumGame("CartPole-v1"))
 world.reset(0)
 world.render()
 """
@@ -559,13 +562,15 @@ def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space)
     tokens, _ = envs.reset(seed=0)
     agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
     parameters, _ = agent(tokens)
-    actions = agent.sample(parameters, agent.noise((4,), "cpu", torch.Generator().manual_seed(0)))
+    actions = agent.distribution.sample(
+        parameters, agent.distribution.noise((4,), "cpu", torch.Generator().manual_seed(0))
+    )
     assert tuple(actions.shape) == envs.action_space.shape
     _, outcome = envs.pure_step(envs.batch_state, actions)
     assert outcome.reward.shape == (4,)
     world = gymnasium_envs.OneForeign(game)
     world.reset(0)
-    world.step({"agent_0": agent.best(parameters)[0].detach().numpy()})
+    world.step({"agent_0": agent.distribution.mode(parameters)[0].detach().numpy()})
 
 
 def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
@@ -575,26 +580,44 @@ def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
-    args = ppo.parse([*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
+    args = parse(ppo, [*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
                       "--total-timesteps", "128", "--run-dir", str(tmp_path)])  # fmt: skip
-    first = ppo.Trainer(args)
-    first.iterate()
-    first.save()
-    first.close()
-    seen = []
+    begun, states = [], []
+
+    class OneUpdate(Run):
+        """Stops after an update, which is saved the first time."""
+
+        def begin(self, *words):
+            state, kl_coef = super().begin(*words)
+            begun.append((self.step, state))
+            return state, kl_coef
+
+        def checkpoint(self, agent, optimizer, generator, state, kl_coef):
+            if not states:
+                super().checkpoint(agent, optimizer, generator, state, kl_coef)
+            states.append((state.tokens, {name: x.clone() for name, x in agent.state_dict().items()}))
+            self.stopped = True
+
+    def train(args):
+        run = OneUpdate(ppo, args)
+        with pytest.raises(KeyboardInterrupt):
+            ppo.train(run.local_args, run)
+        run.close()
+        return run.folder
+
+    folder = train(args)
     for _ in range(2):
-        trainer = ppo.Trainer(ppo.parse(["--resume", str(first.folder)]))
-        assert trainer.step == 64 and not trainer.play.returns.any()
-        trainer.iterate()
-        seen.append((trainer.play.tokens, trainer.agent.state_dict()))
-        trainer.close()
-    assert torch.equal(seen[0][0], seen[1][0]) and not torch.equal(seen[0][0], first.play.tokens)
-    assert all(torch.equal(a, b) for a, b in zip(seen[0][1].values(), seen[1][1].values(), strict=True))
+        train(parse(ppo, ["--resume", str(folder)]))
+        step, state = begun[-1]
+        assert step == 64 and not state.episode_return.any()
+    first, one, other = states
+    assert torch.equal(one[0], other[0]) and not torch.equal(one[0], first[0])
+    assert all(torch.equal(a, b) for a, b in zip(one[1].values(), other[1].values(), strict=True))
 
 
 def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys):
     film = tmp_path / "episode.gif"
-    rows = ppo.main(["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
+    rows = main(ppo, ["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
                      "--run-dir", str(tmp_path), "--record", str(film)])  # fmt: skip
     assert [row["evaluated"] for row in rows] == [0, 9]
     assert "0 random, 1 solved" in capsys.readouterr().out
@@ -608,27 +631,27 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
     ("words", "told"),
     [
         (["--env-id", "CartPole-v7"], "env_id='CartPole-v7'"),
-        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has none for CartPole-v1"),
-        (["--env-id", CARTPOLE, "--num-agents", "2"], "num_agents=2: CartPole-v1 has none"),
-        (["--env-id", CARTPOLE, "--options", "wind=3"], "wind"),
-        (["--env-id", "Odd-v0", "--options", "num_noise=x"], "num_noise='x'"),
+        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has no settings for CartPole-v1"),
+        (["--env-id", CARTPOLE, "--learners", "all"], "learners='all': expected one of first in CartPole-v1"),
+        (["--env-id", CARTPOLE, "--env-kwargs", "wind=3"], "wind"),
+        (["--env-id", "Odd-v0", "--env-kwargs", "num_noise=x"], "num_noise='x'"),
         (["--env-id", "Broken-v0"], "env_id='Broken-v0': KeyError: '9x9'"),
-        ([*WORDS, "--options", "num_noise=9"], "num_noise=4: num_noise is among the options too"),
-        ([*WORDS[:2], "--options", "num_noise=9", "num_noise=2"], "options='num_noise=2': num_noise is given twice"),
+        ([*WORDS, "--env-kwargs", "num_noise=9"], "num_noise=4: num_noise is in env_kwargs too"),
+        ([*WORDS[:2], "--env-kwargs", "num_noise=9", "num_noise=2"], "'num_noise=2': num_noise is given twice"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(ppo, rough, words, told, tmp_path):
     with pytest.raises(SystemExit) as stop:
-        ppo.main([*words, "--run-dir", str(tmp_path)])
+        main(ppo, [*words, "--run-dir", str(tmp_path)])
     assert str(stop.value).startswith("error: ") and told in str(stop.value) and "\n" not in str(stop.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_drawn_is_not(ppo, trained, tmp_path):
     words = [word for word in WORDS if word != CARTPOLE]
-    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--gif")
+    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--capture-video")
     assert (folder / "summary.json").is_file() and not (folder / "episode.gif").exists()
     with pytest.raises(SystemExit, match=r"record='x\.gif': Odd-v0 cannot be drawn"):
-        ppo.main(["--evaluate", str(folder), "--record", "x.gif"])
-    with pytest.raises(SystemExit, match="learned another game"):
-        ppo.main(["--evaluate", str(folder), "--env-id", CARTPOLE])
+        main(ppo, ["--evaluate", str(folder), "--record", "x.gif"])
+    with pytest.raises(SystemExit, match="was trained on another game"):
+        main(ppo, ["--evaluate", str(folder), "--env-id", CARTPOLE])
