@@ -14,14 +14,14 @@ import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games.single_agent import AGENT, SingleAgentGame
-from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Kind, Scene
+from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Marker, Scene
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import check_count
 
-LOOKS = (
-    Kind("agent", 0.05, GREEN),
-    Kind("fruit", 0.05, BLUE, shape="diamond"),
-    Kind("pebble", 0.03, BLACK, shape="ring"),
+MARKERS = (
+    Marker("agent", 0.05, GREEN),
+    Marker("fruit", 0.05, BLUE, shape="diamond"),
+    Marker("pebble", 0.03, BLACK, shape="ring"),
 )
 
 
@@ -97,9 +97,9 @@ class Fruit(SingleAgentGame):
 
     def render_scene(self, state: State, halos: Array) -> Scene:
         """Draw one environment, without the axis B, 1.2 to each side; halos (N,) are weights of tokens."""
-        kinds = [LOOKS[min(token, 2)] for token in range(len(halos))]
+        markers = [MARKERS[min(token, 2)] for token in range(len(halos))]
         places = np.concatenate([state.agent, state.things])
-        return Scene(1.2, LOOKS, [Item(*thing) for thing in zip(kinds, places, 0 * places, halos, strict=True)])
+        return Scene(1.2, MARKERS, [Item(*item) for item in zip(markers, places, 0 * places, halos, strict=True)])
 
 
 gymnasium.register(

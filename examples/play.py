@@ -8,7 +8,7 @@ import numpy as np
 import pygame
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.rendering.window import has_display, strokes
+from noisy_envs.rendering.window import has_display, key_events
 
 SLOTS = ["nothing", "left", "right", "down", "up"]  # of the particle games
 MOVES = ["up", "down", "left", "right"]  # of BoxWorld
@@ -21,7 +21,7 @@ def arrows(held: set[str]) -> list[str]:
         SystemExit: Esc, or the window is closed.
     """
     pressed = []
-    for key, down in strokes():
+    for key, down in key_events():
         if key in ("escape", "quit"):
             raise SystemExit
         if key in MOVES and down:

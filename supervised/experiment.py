@@ -30,7 +30,7 @@ from network import AttentionScale, EncoderConfig, Network
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.randomness import derive_seed
 from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.arguments import parse_arguments
@@ -324,7 +324,7 @@ class Trainer:
         if args.compile:
             run.network.compile_layers(args.max_autotune)
         if args.compile and torch.device(args.device).type == "cuda":
-            self.recorded = Recorded(self.gradient)
+            self.recorded = CudaGraph(self.gradient)
 
     def epoch(self, index: Tensor) -> float:
         """Train on all samples once, in an order that follows from seed and epoch; return the mean loss."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.nn.attention import OPTIONS
+from noisy_envs.nn.attention import COMPILE_OPTIONS
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
 from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, score_scale
 from noisy_envs.validation import check_count, check_number
@@ -99,7 +99,7 @@ class Network(nn.Module):
         and a class token adds one token to each. Beyond torch's limit of eight sizes the layers would run uncompiled.
         """
         torch._dynamo.config.cache_size_limit = max(MAX_COMPILED_SIZES, torch._dynamo.config.cache_size_limit)
-        options = {**OPTIONS, "max_autotune": max_autotune, "coordinate_descent_tuning": max_autotune}
+        options = {**COMPILE_OPTIONS, "max_autotune": max_autotune, "coordinate_descent_tuning": max_autotune}
         for layer in self.encoder.layers:
             layer.compile(options=options)
 

@@ -17,13 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisy_envs import registration
 from noisy_envs.baselines import BaselineReturns
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.randomness import derive_seed
+from noisy_envs.rendering.playback import Playback, make_playback, record
 from noisy_envs.rendering.video import write_video
 from noisy_envs.training import envs as environments
-from noisy_envs.training import gymnasium_envs
 from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint, write_summary
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.plots import plot_scores
@@ -129,25 +127,19 @@ def saliency(agent: Any, tokens: Tensor) -> Tensor:
 
 def record_episode(agent: Any, args: Any, trained: Any = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
-    game, parameters = registration.find(args.env_id)
-    env: Any
-    if environments.is_other(args):
-        env = gymnasium_envs.OneForeign(environments.game_of(args))
-    else:
-        options = parameters | environments.eval_env_kwargs(args, trained)
-        env = ParallelTokenEnv(game, "rgb_array", args.learners, **options)
-    observations, _ = env.reset(seed=derive_seed(args.seed, "evaluate"))
-    agent.spec = env.token_spec
+    env_kwargs = environments.eval_env_kwargs(args, trained)
+    playback = make_playback(args.env_id, env_kwargs, args.learners, derive_seed(args.seed, "evaluate"))
+    agent.spec = playback.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
-    frames: list[Any] = []
-    with torch.inference_mode():
-        while env.agents:
-            tokens = torch.from_numpy(np.stack(list(observations.values()))).to(args.device)
-            actions = select_action(agent, tokens, args, generator).cpu().numpy()
-            frames.append(env.render(weights=token_weights(agent, tokens)[0].cpu().numpy()))
-            observations, *_ = env.step(dict(zip(env.agents, actions, strict=True)))
-    frames.append(env.render())
-    env.close()
+
+    def act(playback: Playback) -> tuple[np.ndarray, np.ndarray]:
+        tokens = torch.from_numpy(playback.tokens).to(args.device)
+        with torch.inference_mode():
+            actions = select_action(agent, tokens, args, generator)
+            return actions.cpu().numpy(), token_weights(agent, tokens)[0].cpu().numpy()
+
+    frames = record(playback, act).frames
+    playback.close()
     return frames
 
 

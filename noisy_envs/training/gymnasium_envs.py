@@ -26,7 +26,6 @@ from noisy_envs import registration
 from noisy_envs.baselines import BaselineReturns
 from noisy_envs.interfaces.functional import StepResult
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.rendering.window import unseen
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import check_count
 from noisy_envs.wrappers import noisy_tokens, spec_of
@@ -278,70 +277,9 @@ class Range:
             found = np.floor(found)
         return np.asarray(found.clip(self._low, self._high), space.dtype)
 
-
-class OneForeign:
-    """One world of a game to be drawn: of `ParallelTokenEnv` what the agents use, of `Episode` what is shown.
-
-    Attributes:
-        agents: "agent_0" while an episode is played.
-        number: of the episode.
-        tokens: (N, D), what it sees.
-        signal: bool (N,), which of them are signal.
-        clock: steps played of the episode.
-        total_return: the sum of its rewards.
-        to_range: maps an agent's action to the game's own space.
-    """
-
-    def __init__(self, game: GymnasiumGame) -> None:
-        """Make the world."""
-        self._env = game.make("rgb_array")
-        self.to_range = Range(self._env.action_space)
-        self.token_spec = game.token_spec
-        self.agents: list[str] = []
-
-    @property
-    def action_space(self) -> Any:
-        """What `play` takes."""
-        return self._env.action_space
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to play."""
-        return not self.agents
-
-    def reset(self, seed: int, number: int = 0) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start an episode, the same for the same seed + number."""
-        self.tokens, info = self._env.reset(seed=(seed + number) % 2**31)
-        self.agents, self.number, self.clock, self.total_return = ["agent_0"], number, 0, 0.0
-        self.signal = info["signal_mask"]
-        return {"agent_0": self.tokens}, {"agent_0": info}
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Play the agent's action of "agent_0": what it sees, info; there are no `agents` once the episode is over."""
-        info = self.play(self.to_range(np.asarray(actions["agent_0"])))
-        return {"agent_0": self.tokens}, {"agent_0": info}
-
-    def play(self, action: Any) -> dict[str, Any]:
-        """Play an action of the game's own space; returns info."""
-        self.tokens, reward, terminated, truncated, info = self._env.step(action)
-        self.clock += 1
-        self.total_return += float(reward)
-        self.signal = info["signal_mask"]
-        if terminated or truncated:
-            self.agents = []
-        return info
-
-    def render(self, weights: np.ndarray | None = None, meaning: str = "weight") -> np.ndarray:
-        """Draw the world, and under it what each token weighs (N,), if given: bars, those of features by name.
-
-        `meaning` tells what the weights are.
-        """
-        from noisy_envs.rendering.token_bars import under
-
-        with unseen():
-            picture: Any = self._env.render()
-        return under(np.asarray(picture, np.uint8), weights, self.signal, self.tokens, self.token_spec, meaning)
-
-    def close(self) -> None:
-        """Release what drawing holds."""
-        self._env.close()
+    def inverse(self, action: Any) -> np.ndarray:
+        """Return what becomes an action of the space: an integer from 0, or numbers (A,)."""
+        if isinstance(self._space, Discrete):
+            return np.asarray(action - self._space.start)
+        centred = np.asarray(action, np.float64) + self._whole / 2 - self._middle
+        return (centred / np.where(self._reach, self._reach, 1)).ravel()

@@ -27,7 +27,7 @@ COMPILED = {
 
 
 class Played:
-    """Stands for `Recorded` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
+    """Stands for `CudaGraph` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
 
     def __init__(self, function):
         self.function, self.inputs, self.outputs = function, None, None
@@ -50,7 +50,7 @@ class Played:
 def device(monkeypatch):
     """Take the CPU for a GPU; compile nothing, but overwrite what a recorded step overwrites."""
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(vector_env, "compiled", lambda function, *inputs: function)
 
 
@@ -157,7 +157,7 @@ def test_copies_on_numpy(env_id, copy):
 )
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     plain, compiled = (make(env_id, mode, num_envs=2, compile=flag, **options) for flag in (False, True))

@@ -284,7 +284,7 @@ def picture(game: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
 
 def test_legend_of_a_board():
     game = BoxWorld()
-    kinds = SCENES["box_world"](game, board(game, STARTS["gem"]), np.zeros(game.num_objects)).kinds
+    kinds = SCENES["box_world"](game, board(game, STARTS["gem"]), np.zeros(game.num_objects)).markers
     colours = {kind.name: tuple(kind.color) for kind in kinds}
     assert colours == {
         "agent": (128, 128, 128), "gem": (255, 255, 255), "loose key": (60, 180, 75), "content, lock": (245, 130, 49),
@@ -350,7 +350,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def keeping(maker: Any) -> Any:
         return lambda *args, **options: (made.append(maker(*args, **options)), made[-1])[1]
 
-    for module, name in ((gymnasium, "make_vec"), (evaluation, "ParallelTokenEnv")):
+    for module, name in ((gymnasium, "make_vec"), (evaluation, "make_playback")):
         monkeypatch.setattr(module, name, keeping(getattr(module, name)))
     return made
 
@@ -387,7 +387,7 @@ def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, mad
     assert len(evaluation.record_episode(agent, args)) > 2
     train, evaluated, film = made
     assert int(train.state.level.max()) < 100_000 <= int(evaluated.state.level.min())
-    assert film._episode.state.level >= 100_000
+    assert film.state.level >= 100_000
 
 
 def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):

@@ -442,30 +442,33 @@ def test_state_dict_round_trip(name: str) -> None:
 # Errors
 
 ERRORS: list[tuple[Callable[[], object], str]] = [
-    (lambda: AdaPool(16, 3), "dim must be a multiple of num_heads, got dim=16 and num_heads=3"),
-    (lambda: AdaPool(16, 0), "dim must be a multiple of num_heads, got dim=16 and num_heads=0"),
-    (lambda: AdaPool(0), "dim must be a multiple of num_heads, got dim=0 and num_heads=1"),
-    (lambda: ClsToken(0), "dim must be at least 1, got 0"),
-    (lambda: AdaPool(16, query="median"), "index >= 0, several, 'mean' or 'learned', got 'median'"),
-    (lambda: AdaPool(16, query=""), "'mean' or 'learned', got ''"),
-    (lambda: AdaPool(16, query=-1), "index >= 0, several, 'mean' or 'learned', got -1"),
-    (lambda: AdaPool(16, query=(0, -2)), "'mean' or 'learned', got (0, -2)"),
-    (lambda: AdaPool(16, query=()), "'mean' or 'learned', got ()"),
-    (lambda: AdaPool(16, query=1.5), "'mean' or 'learned', got 1.5"),  # type: ignore[arg-type]  # what is tested
-    (lambda: AdaPool(16, query=True), "'mean' or 'learned', got True"),
-    (lambda: AdaPool(16, query=7)(torch.zeros(B, N, 16)), "query 7 must be below 7, the number of tokens"),
-    (lambda: AdaPool(16, query=(0, 9)).weights(torch.zeros(B, N, 16)), "query 9 must be below 7"),
-    (lambda: AdaPool(16)(torch.zeros(B, N, 8)), "embeddings must be (B, N, 16) with N >= 1, got (4, 7, 8)"),
-    (lambda: ClsToken(16)(torch.zeros(B, N, 8)), "embeddings must be (B, N, 16) with N >= 1, got (4, 7, 8)"),
-    (lambda: ClsToken(16).extend(torch.zeros(B, N, 8)), "tokens must be (B, N, 16) with N >= 1, got (4, 7,"),
-    (lambda: ClsToken(16).weights(torch.zeros(B, 8, 16)), "attention must be (4, heads, 8, 8), got None"),
+    (lambda: AdaPool(16, 3), "dim=16: expected a multiple of num_heads=3, both at least 1"),
+    (lambda: AdaPool(16, 0), "dim=16: expected a multiple of num_heads=0, both at least 1"),
+    (lambda: AdaPool(0), "dim=0: expected a multiple of num_heads=1, both at least 1"),
+    (lambda: ClsToken(0), "dim=0: expected at least 1"),
+    (
+        lambda: AdaPool(16, query="median"),
+        "query='median': expected an index >= 0, several of them, 'mean' or 'learned'",
+    ),
+    (lambda: AdaPool(16, query=""), "query='': expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=-1), "query=-1: expected an index >= 0, several of them, 'mean' or 'learned'"),
+    (lambda: AdaPool(16, query=(0, -2)), "query=(0, -2): expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=()), "query=(): expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=1.5), "query=1.5: expected an index >= 0, several"),  # type: ignore[arg-type]  # what is tested
+    (lambda: AdaPool(16, query=True), "query=True: expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=7)(torch.zeros(B, N, 16)), "query=7: expected an index below 7, the number of tokens"),
+    (lambda: AdaPool(16, query=(0, 9)).weights(torch.zeros(B, N, 16)), "query=9: expected an index below 7"),
+    (lambda: AdaPool(16)(torch.zeros(B, N, 8)), "embeddings: expected shape (B, N, 16) with N >= 1, got (4, 7, 8)"),
+    (lambda: ClsToken(16)(torch.zeros(B, N, 8)), "embeddings: expected shape (B, N, 16) with N >= 1, got (4, 7, 8)"),
+    (lambda: ClsToken(16).extend(torch.zeros(B, N, 8)), "tokens: expected shape (B, N, 16) with N >= 1, got (4, 7,"),
+    (lambda: ClsToken(16).weights(torch.zeros(B, 8, 16)), "attention: expected shape (4, heads, 8, 8), got None"),
     (
         lambda: ClsToken(16).weights(torch.zeros(B, 8, 16), None, torch.zeros(B, 2, 7, 7)),
-        "attention must be (4, heads, 8, 8), got (4, 2, 7, 7)",
+        "attention: expected shape (4, heads, 8, 8), got (4, 2, 7, 7)",
     ),
     (
         lambda: ClsToken(16).weights(torch.zeros(B, 8, 16), None, torch.zeros(B, 8, 8)),
-        "attention must be (4, heads, 8, 8), got (4, 8, 8)",
+        "attention: expected shape (4, heads, 8, 8), got (4, 8, 8)",
     ),
 ]
 
@@ -487,7 +490,7 @@ def test_shapes_are_checked(name: str, method: str) -> None:
         with pytest.raises(ValueError, match=re.escape(f"with N >= 1, got {tuple(wrong.shape)}")):
             call(wrong)
     for wrong in (torch.ones(B, N - 1, dtype=torch.bool), torch.ones(B, N), torch.ones(N, dtype=torch.bool)):
-        message = f"mask must be torch.bool (4, 7), got {wrong.dtype} {tuple(wrong.shape)}"
+        message = f"mask: expected torch.bool (4, 7), got {wrong.dtype} {tuple(wrong.shape)}"
         with pytest.raises(ValueError, match=re.escape(message)):
             call(embeddings, wrong)
 

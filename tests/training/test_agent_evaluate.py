@@ -18,7 +18,7 @@ from PIL import Image
 from noisy_envs import registration
 from noisy_envs.baselines import baseline_returns
 from noisy_envs.games.box_world_levels import draw_level
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.rendering.playback import make_playback
 from noisy_envs.training import envs, evaluation
 from noisy_envs.training.checkpoint import save_checkpoint
 from noisy_envs.training.envs import env_kwargs, game_of, make_envs, make_eval_envs, with_start_of
@@ -123,7 +123,7 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
         return lambda *words, **options: made.append(make(*words, **options)) or made[-1]
 
     monkeypatch.setattr(envs, "make_vec", keeping(envs.make_vec))
-    monkeypatch.setattr(evaluation, "ParallelTokenEnv", keeping(ParallelTokenEnv))
+    monkeypatch.setattr(evaluation, "make_playback", keeping(make_playback))
     make_envs(dataclasses.replace(args, num_envs=50))
     agent = make_eval_agent(ppo, args, made[0])
     asked = dataclasses.replace(args, env_kwargs=("max_steps=2", *other))
@@ -133,7 +133,7 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     train, evaluated, filmed = made
     assert all(level in bank for level in train.state.level.tolist())
     assert not any(level in bank for level in evaluated.state.level.tolist())
-    assert int(filmed._episode.state.level[0]) not in bank
+    assert int(filmed.state.level[0]) not in bank
 
 
 def test_the_first_folder_need_not_be_a_run(ppo, trained, tmp_path):
@@ -273,16 +273,20 @@ def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])
     shown = []
 
-    class Watched(ParallelTokenEnv):
-        def render(self, weights=None):
-            if weights is not None:
-                tokens = self._observe()[self.agents[0]]
-                shown.append(
-                    (weights, self.token_spec.mask(tokens) if self.token_spec.padded else np.ones(len(tokens)))
-                )
-            return super().render(weights)
+    def watched(*words):
+        playback = make_playback(*words)
+        render, spec = playback.render, playback.token_spec
 
-    monkeypatch.setattr(evaluation, "ParallelTokenEnv", Watched)
+        def rendered(weights=None):
+            if weights is not None:
+                tokens = playback.tokens[0]
+                shown.append((weights, spec.mask(tokens) if spec.padded else np.ones(len(tokens))))
+            return render(weights)
+
+        playback.render = rendered
+        return playback
+
+    monkeypatch.setattr(evaluation, "make_playback", watched)
     evaluate(ppo, tmp_path / "out", run, "--record", tmp_path / "new" / "x.gif")
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"in {tmp_path / 'new' / 'x.gif'}")
     with Image.open(tmp_path / "new" / "x.gif") as film:
@@ -393,7 +397,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
         (["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs"], "env_id='noisy_envs/SimpleTag-v0': "),
         (["--embed-dim", "16"], "weights of another network"),
         (["--env-kwargs", "colour=3"], "unexpected keyword argument 'colour'"),
-        (["--record", "x.avi"], "must end in .gif or .mp4, got x.avi"),
+        (["--record", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
         (["--resume", "there"], "resume='there': not together with --evaluate"),
         (["--eval-episodes", "0"], "eval_episodes=0: expected a number from 1 to"),
         (["--device", "meta"], "device='meta'"),

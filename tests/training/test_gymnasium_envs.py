@@ -18,6 +18,7 @@ import torch
 
 from noisy_envs import registration
 from noisy_envs.rendering import token_bars
+from noisy_envs.rendering.playback import make_playback
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
 from noisy_envs.training.main import main
@@ -209,7 +210,7 @@ def test_options_are_divided_between_the_noise_and_the_game():
         ("Odd-v0", {"takes": spaces.Text(3)}, "its actions, Text.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "its actions, Sequence.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "its actions, Box.*, must hold a number at least"),
-        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "must have one axis"),
+        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
         ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
         ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
@@ -292,10 +293,8 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.training.gymnasium_envs import GymnasiumGame, OneForeign
-world = OneForeign(GymnasiumGame("CartPole-v1"))
-world.reset(0)
-world.render()
+from noisy_envs.rendering.playback import make_playback
+make_playback("CartPole-v1", {}).render()
 """
     hidden = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -358,14 +357,13 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
     """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
     gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
     game = gymnasium_envs.GymnasiumGame(env_id, options)
-    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
+    envs, playback = gymnasium_envs.ForeignVectorEnv(game, 2), make_playback(env_id, options)
     envs.reset(seed=0)
-    world.reset(0)
     actions = torch.zeros(envs.action_space.shape, dtype=torch.int64)
     for clock in range(1, last + 1):
         _, _, terminated, truncated, _ = envs.step(actions)
-        world.step({"agent_0": actions[0].numpy()})
-        assert (terminated | truncated).tolist() == [clock == last] * 2 and world.ended == (clock == last)
+        playback.step(actions[:1].numpy())
+        assert (terminated | truncated).tolist() == [clock == last] * 2 and playback.done == (clock == last)
     if game.spec.reward_threshold is not None:
         assert game.references.random == 0
 
@@ -434,10 +432,9 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
         assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
         assert outcome.truncated.tolist() == [clock == 5] * 2 and not outcome.terminated.any()
     assert outcome.tokens[:, 1, 0].tolist() == [0, 0]
-    world = gymnasium_envs.OneForeign(game)
-    world.reset(10)
-    world.play(0)
-    assert world.total_return == 11 and world.tokens[1, 0] == 11
+    playback = make_playback(game.env_id, game.options, seed=10)
+    playback.step(np.zeros(1, np.int64))
+    assert playback.total_return == 11 and playback.tokens[0, 1, 0] == 11
 
 
 @pytest.mark.parametrize(
@@ -455,10 +452,12 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
 )
 def test_a_reward_that_is_no_number_is_told(loose, options, told):
     game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
-    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
+    envs, playback = gymnasium_envs.ForeignVectorEnv(game, 2), make_playback("Loose-v0", options, seed=10)
     envs.reset(seed=10)
-    world.reset(10)
-    for play in (lambda: envs.step(torch.zeros(2, dtype=torch.int64)), lambda: world.play(0)):
+    for play in (
+        lambda: envs.step(torch.zeros(2, dtype=torch.int64)),
+        lambda: playback.step(np.zeros(1, np.int64)),
+    ):
         with pytest.raises(gymnasium_envs.Unfit, match=told) as error:
             play()
         assert "\n" not in str(error.value)
@@ -478,7 +477,7 @@ def draw_bars(weights, roles, width=600, spec=SPEC):
     """Draw bars under a picture, for tokens of these roles."""
     tokens = np.stack([np.zeros(len(roles)), roles], axis=1)
     signal = np.isin(roles, [0, 1, 2]) if spec.roles else np.arange(len(roles)) < 2
-    return token_bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
+    return token_bars.add_bars(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
 
 
 def spans(strip, color):
@@ -568,9 +567,21 @@ def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space)
     assert tuple(actions.shape) == envs.action_space.shape
     _, outcome = envs.pure_step(envs.batch_state, actions)
     assert outcome.reward.shape == (4,)
-    world = gymnasium_envs.OneForeign(game)
-    world.reset(0)
-    world.step({"agent_0": agent.distribution.mode(parameters)[0].detach().numpy()})
+    make_playback(game.env_id, game.options).step(agent.distribution.mode(parameters)[:1].detach().numpy())
+
+
+@pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
+def test_random_play_takes_what_the_space_draws(drawn, space):
+    """Playback converts an agent's actions to the space; the conversion of a drawn action must give it back."""
+    taken = []
+    playback = make_playback("Odd-v0", {"takes": space})
+    playback._env.unwrapped.step = lambda action: (
+        taken.append(action) or (np.zeros(3, np.float32), 0.0, False, False, {})
+    )
+    for seed in range(20):
+        playback.step(playback.baseline_actions("random", np.random.default_rng(seed)))
+        space.seed(int(np.random.default_rng(seed).integers(2**31)))
+        np.testing.assert_allclose(taken[-1], space.sample(), rtol=1e-6)
 
 
 def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
