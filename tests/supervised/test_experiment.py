@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training import sweep
 from noisy_envs.training.files import lock_folder
@@ -737,10 +737,10 @@ def until(condition, seconds=60):
     ("jobs", "number", "group"),
     [
         pytest.param(1, signal.SIGINT, True, marks=pytest.mark.slow, id="1-Ctrl-C"),
-        pytest.param(2, signal.SIGINT, True, id="2-Ctrl-C"),
+        pytest.param(2, signal.SIGINT, True, marks=pytest.mark.process, id="2-Ctrl-C"),
         pytest.param(2, getattr(signal, "SIGUSR1", 0), True, marks=pytest.mark.slow, id="2-SIGUSR1"),
         pytest.param(2, signal.SIGTERM, False, marks=pytest.mark.slow, id="2-SIGTERM"),
-        pytest.param(2, signal.SIGKILL, False, id="2-SIGKILL"),
+        pytest.param(2, signal.SIGKILL, False, marks=pytest.mark.process, id="2-SIGKILL"),
     ],
 )
 def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted, jobs, number, group):

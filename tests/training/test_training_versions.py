@@ -2,9 +2,11 @@
 
 import json
 import sys
+from itertools import product
 
 import pytest
-from conftest import ROOT
+from cases import by_default
+from helpers import ROOT
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -21,10 +23,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("game", store_training.GAMES)
-@pytest.mark.parametrize("head", store_training.HEADS)
-@pytest.mark.in_turn("head")
+@by_default(
+    ("head", "game", "dtype"),
+    [
+        ("adapool", "SimpleCentroid-v0", "float32"),
+        ("avgpool", "SimpleCentroid-v0", "float64"),
+        ("avgpool", "BoxWorldEntities-v0", "float32"),
+        ("clstoken", "SimpleTag-v0", "float32"),
+        ("clstoken", "BoxWorldEntities-v0", "float64"),
+        ("maxpool", "SimpleTag-v0", "float64"),
+    ],
+    product(store_training.HEADS, store_training.GAMES, ["float32", "float64"]),
+)
 def test_an_agent_learns_as_it_did(head, game, dtype):
     """Compare three updates in float64, of which only the gradient norm is logged in full; one in float32."""
     count = 3 if dtype == "float64" else 1
