@@ -281,7 +281,8 @@ def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_experiment_runs_in_any_thread(jobs, tmp_path):
+def test_an_experiment_runs_in_any_thread(jobs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(experiment.__file__).parent)  # for the processes
     args = small(tmp_path / "out", jobs=jobs, seeds=(1, 2), epochs=1)
     found = []
     thread = threading.Thread(target=lambda: found.append(experiment.run_all(args, ["max"], aggregation.make_task)))
