@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import gymnasium
 
 from noisy_envs import registration
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs.baselines import BaselineReturns, baseline_returns
 from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
 from noisy_envs.training.files import lock_folder, write_atomically
@@ -53,7 +53,7 @@ from noisy_envs.training.sweep import JobResult, check_settings, run_in_threads,
 from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
-    from noisy_envs.training.gymnasium_envs import Game
+    from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
 Agent = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 RESERVED = (  # agents' settings that this program sets itself, or with which agents do not train
@@ -104,7 +104,7 @@ class Setting(NamedTuple):
     @property
     def name(self) -> str:
         """Name of its folder."""
-        return registration.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        return registration.short_name(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
     def game(self) -> str:
@@ -132,18 +132,18 @@ class Setting(NamedTuple):
         return [*args[:place], *(f"{name}={value}" for name, value in self.start_kwargs.items()), *args[place:]]
 
     @property
-    def gymnasium_game(self) -> Game | None:
+    def gymnasium_game(self) -> GymnasiumGame | None:
         """The game of another Gymnasium environment, or None for this package's."""
-        if self.game != registration.FOREIGN:
+        if self.game != registration.OTHER:
             return None
-        from noisy_envs.training.gymnasium_envs import Game
+        from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
-        return Game(self.env_id, self.env_kwargs)
+        return GymnasiumGame(self.env_id, self.env_kwargs)
 
-    def baselines(self) -> References:
+    def baselines(self) -> BaselineReturns:
         """Returns with scores of 0 and 1."""
         game = self.gymnasium_game
-        return game.references if game else reference_returns(self.env_id, self.env_kwargs)
+        return game.references if game else baseline_returns(self.env_id, self.env_kwargs)
 
     def snr(self, env_kwargs: Mapping[str, Any] | None = None) -> float:
         """Share of signal tokens at the start of an episode, with `env_kwargs` of a run if they are given."""
@@ -252,7 +252,7 @@ def parse(argv: Sequence[str]) -> tuple[Args, tuple[str, ...]]:
     end = list(argv).index("--") if "--" in argv else len(argv)
     args, agent_args = parse_arguments(Args, argv[:end], Args(), __doc__), tuple(argv[end + 1 :])
     parse_agent_args(agent_args)
-    args = replace(args, env_ids=tuple(registration.canonical(env_id, "env_ids") for env_id in args.env_ids))
+    args = replace(args, env_ids=tuple(registration.canonical_id(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
     return args, agent_args
 
@@ -262,11 +262,11 @@ def check(args: Args) -> None:
     check_numbers(args)
     games, ids = {registration.find(env_id)[0] for env_id in args.env_ids}, " ".join(args.env_ids)
     if len(games) > 1:
-        raise ValueError(f"env_ids={ids}: expected ids of one game, got {registration.in_words(sorted(games))}")
-    if games == {registration.FOREIGN} and len(set(args.env_ids)) > 1:
+        raise ValueError(f"env_ids={ids}: expected ids of one game, got {registration.join_names(sorted(games))}")
+    if games == {registration.OTHER} and len(set(args.env_ids)) > 1:
         raise ValueError(f"env_ids={ids}: expected one id, with noise levels in --num-noise")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
-        allowed = registration.in_words(registration.NOISE)
+        allowed = registration.join_names(registration.NOISE)
         raise ValueError(f"num_noise={args.num_noise}: expected with one id in --env-ids, of {allowed}")
     if args.compare_with and not args.plot_only:
         raise ValueError(f"compare_with={' '.join(map(str, args.compare_with))}: expected together with --plot-only")
@@ -384,14 +384,14 @@ def run_missing(jobs: list[Job], args: Args) -> list[JobResult]:
     return [result for result in results if result.summary is None]
 
 
-def baselines_and_snr(jobs: list[Job]) -> tuple[References, float]:
+def baselines_and_snr(jobs: list[Job]) -> tuple[BaselineReturns, float]:
     """Return baselines and SNR of a setting's jobs: those of a finished run, because arguments can change the game."""
     setting = jobs[0].setting
     summary = next((summary for job in jobs if (summary := job.summary())), None)
     if summary is None:
         return setting.baselines(), setting.snr()
     returns = (math.nan if summary[name] is None else summary[name] for name in ("return_random", "return_oracle"))
-    return References(*returns), setting.snr(summary["env_kwargs"])
+    return BaselineReturns(*returns), setting.snr(summary["env_kwargs"])
 
 
 def make_panels(jobs: dict[Setting, list[Job]], note: str = "") -> list[Panel]:

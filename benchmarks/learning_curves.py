@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 from noisy_envs.training.metrics import read_metrics
 
 AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
@@ -74,7 +74,7 @@ def main() -> None:
     tasks = [(name, args.run_dir / f"{n}", seed) for n, name in enumerate(SETTINGS) for seed in SEEDS]
     with ThreadPoolExecutor(args.jobs) as pool:
         folders = list(pool.map(lambda task: train(task[1], SETTINGS[task[0]], task[2]), tasks))
-    references = reference_returns(ENV_ID)
+    references = baseline_returns(ENV_ID)
     curves: dict[str, list[list[dict[str, float]]]] = {name: [] for name in SETTINGS}
     for (name, _, seed), folder in zip(tasks, folders, strict=True):
         rows = read_metrics(folder / "metrics.csv")
@@ -82,7 +82,10 @@ def main() -> None:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         late = np.mean([row["charts/episodic_return"] for row in rows[-6:]])
         commit = summary["versions"]["commit"]
-        print(f"{name:32s} seed {seed}: {summary['score']:6.3f}, sampled {references.score(late):6.3f}; {commit}")
+        print(
+            f"{name:32s} seed {seed}: {summary['score']:6.3f}, "
+            f"sampled {references.normalized_score(late):6.3f}; {commit}"
+        )
     draw(args.out, curves)
     print(f"see {args.out}")
 

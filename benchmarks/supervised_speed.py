@@ -27,8 +27,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "supervised"))
 import experiment
 import knn_centroid
-from noisy_envs.training.versions import current_commit
 from set_task import PAPER, SetTask
+
+from noisy_envs.training.versions import current_commit
 
 EPOCH = 720_000  # samples that the paper's five folds train on
 KINDS = {  # what the name of a kernel tells, the first that fits

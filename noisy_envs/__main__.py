@@ -11,10 +11,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from noisy_envs.baselines import reference_returns
-from noisy_envs.interfaces.common import check_seed
+from noisy_envs.baselines import baseline_returns
+from noisy_envs.interfaces.checks import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.registration import ENVIRONMENTS, canonical_id
 from noisy_envs.rendering.video import check_video_path, write_video
 from noisy_envs.rendering.viewer import Player, Reference, Viewer, film, policies, show_of
 from noisy_envs.rendering.window import has_display
@@ -35,9 +35,9 @@ def row(env_id: str) -> tuple[str, ...]:
     """Return what the table says of an id, a text for each of `HEADS`."""
     env: Any = gymnasium.make(env_id).unwrapped
     tokens, info = env.reset(seed=0)
-    actions = f"{env.core.num_actions} floats" if env.core.continuous_actions else f"one of {env.core.num_actions}"
-    noise = int(np.count_nonzero(env.core.token_mask(tokens) & ~info["signal_mask"]))
-    returns = [f"{value:.3f}" for value in reference_returns(env_id)]
+    actions = f"{env.game.num_actions} floats" if env.game.continuous_actions else f"one of {env.game.num_actions}"
+    noise = int(np.count_nonzero(env.game.token_mask(tokens) & ~info["signal_mask"]))
+    returns = [f"{value:.3f}" for value in baseline_returns(env_id)]
     return env_id, str(env.observation_space.shape), actions, str(noise), *returns
 
 
@@ -90,7 +90,7 @@ def watch(args: argparse.Namespace) -> None:
     Raises:
         ValueError, TypeError, OSError: naming what cannot be watched, or written, before anything is played.
     """
-    env_id = None if args.watch is None else canonical(args.watch, "watch")
+    env_id = None if args.watch is None else canonical_id(args.watch, "watch")
     policy = args.policy or ("oracle" if "oracle" in policies(env_id) else "random")
     check_policy(policy, env_id)
     if args.out is not None:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from noisy_envs.arrays import Array
-from noisy_envs.games.game import Core
+from noisy_envs.games.game import Game
 from noisy_envs.randomness import derive_seed
-from noisy_envs.registration import FOREIGN, find
+from noisy_envs.registration import OTHER, find
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import envs, evaluation, settings
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint
@@ -57,7 +57,7 @@ class Trained:
         trained = settings.load_args(module, checkpoint)
         self.env_id = env_id = env_id or trained.env_id
         game, _ = find(env_id)
-        if find(trained.env_id)[0] != game or (game == FOREIGN and trained.env_id != env_id):
+        if find(trained.env_id)[0] != game or (game == OTHER and trained.env_id != env_id):
             raise ValueError(f"policy={str(path)!r}: trained on another game than {env_id}, {trained.env_id}")
         trained_noise = trained.num_noise if env_id == trained.env_id else ()
         num_noise = trained_noise if noise is None else (noise,)
@@ -71,9 +71,9 @@ class Trained:
         evaluation.load_weights(self._agent, module, checkpoint, content)
         self._generator = torch.Generator().manual_seed(args.seed)
 
-    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array]:
+    def act(self, game: Game, state: Any, agents: slice) -> tuple[Array, Array]:
         """Return actions (1, n, ...) of n agents in a batch of one environment, and the first one's weights (N,)."""
-        actions, weights = self._decide(core.observe(state, agents)[0], core.token_spec)
+        actions, weights = self._decide(game.observe(state, agents)[0], game.token_spec)
         return actions[None], weights
 
     def act_in(self, world: OneForeign) -> tuple[Any, Array]:

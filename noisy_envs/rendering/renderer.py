@@ -1,7 +1,7 @@
 """Drawing: a picture of one world, as an array or in a window.
 
 One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world, or into a
-`Board` of cells, and so does the method `scene` of a game of your own; the rest of the module paints any of them.
+`Board` of cells, and so does `render_scene` of a game of your own; the rest of the module paints any of them.
 pygame is imported at the first drawing, and an array needs no display.
 """
 
@@ -123,44 +123,44 @@ def _seen(state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> li
     ]
 
 
-def simple_centroid_scene(core: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
+def simple_centroid_scene(game: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
     """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
     items = _seen(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
     middle = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
     items.append(Item(CENTROID, float(middle[0]), float(middle[1])))
-    played = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
+    played = {OTHER: game.num_agents > 1, NOISE: game.num_entities > game.num_movers}
     kinds = tuple(kind for kind in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if played.get(kind, True))
-    return Scene(core.start_reach + MARGIN, kinds, items)
+    return Scene(game.start_reach + MARGIN, kinds, items)
 
 
-def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
+def simple_tag_scene(game: tag.SimpleTag, state: State, halos: Array) -> Scene:
     """Show a world of SimpleTag; `halos` (N,) in the order of the first predator's tokens.
 
     Obstacles that collide with nothing are hollow. A star lies behind each prey that is caught.
     """
-    obstacle = SOLID_OBSTACLE if core.obstacles_matter else NOISE_OBSTACLE
+    obstacle = SOLID_OBSTACLE if game.obstacles_matter else NOISE_OBSTACLE
     looks = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
     items = _seen(state, halos, looks, PREDATOR)
-    prey = state.mover[core.num_predators :, :2]
-    caught = core.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
+    prey = state.mover[game.num_predators :, :2]
+    caught = game.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
     items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]
-    played = {PREDATORS: core.num_predators > 1, obstacle: core.num_entities > core.num_movers}
+    played = {PREDATORS: game.num_predators > 1, obstacle: game.num_entities > game.num_movers}
     kinds = tuple(kind for kind in (PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle) if played.get(kind, True))
-    return Scene(core.start_reach + MARGIN, kinds, items, arena=tag.OUTSIDE)
+    return Scene(game.start_reach + MARGIN, kinds, items, arena=tag.OUTSIDE)
 
 
-def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
+def box_world_board(game: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
     """Show a world of BoxWorld as the paper does, `halos` (N,) on the cells of the tokens; each box has an outline."""
     worlds = box_world.State(*(field[None] for field in state))
-    square = core.width, core.width
-    strengths = np.zeros(core.width * core.width)
-    strengths[core.shown(worlds)[0]] = halos
-    strengths[core.nowhere] = 0.0  # what is absent
-    (level,) = core.worlds(worlds)
-    outlined = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
+    square = game.width, game.width
+    strengths = np.zeros(game.width * game.width)
+    strengths[game.token_cells(worlds)[0]] = halos
+    strengths[game.nowhere] = 0.0  # what is absent
+    (level,) = game.levels(worlds)
+    outlined = [(*divmod(box.cell, game.width), 2) for box in level.boxes]
     if level.key[1] == box_world_levels.GEM:
         outlined.append((0, 0, 1))
-    colors = box_world.PALETTE[core.picture(worlds)[0]].reshape(*square, 3)
+    colors = box_world.PALETTE[game.picture(worlds)[0]].reshape(*square, 3)
     return Board(colors, outlined, strengths.reshape(square), CELLS)
 
 
@@ -172,13 +172,13 @@ SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
 
 
 class Renderer:
-    """Draws the worlds of one core: as arrays, or in a window of its own."""
+    """Draws the environments of one game: as arrays, or in a window of its own."""
 
-    def __init__(self, core: Any, mode: str, fps: int = 10, size: int = 600) -> None:
+    def __init__(self, game: Any, mode: str, fps: int = 10, size: int = 600) -> None:
         """Choose what to draw; nothing opens before the first drawing.
 
         Args:
-            core: the rules of the game.
+            game: the rules of the game.
             mode: "rgb_array" or "human".
             fps: frames a second at most, in mode "human" only.
             size: width and height in pixels.
@@ -186,14 +186,16 @@ class Renderer:
         Raises:
             ValueError: naming the option, its value and what is allowed.
         """
-        if core.name not in SCENES and not hasattr(core, "scene"):
-            raise ValueError(f"cannot draw {core.name!r}, only {', '.join(SCENES)} and games with a method `scene`")
+        if game.name not in SCENES and not hasattr(game, "render_scene"):
+            raise ValueError(
+                f"cannot draw {game.name!r}, only {', '.join(SCENES)} and games with a method `render_scene`"
+            )
         if mode not in ("human", "rgb_array"):
             raise ValueError(f"mode={mode!r} must be 'human' or 'rgb_array'")
         if fps < 1 or size < 100:
             raise ValueError(f"fps={fps} must be at least 1 and size={size} at least 100")
-        self.core, self.mode, self.fps, self.size = core, mode, fps, size
-        self._window = Window(core.name, (size, size), fps)
+        self.game, self.mode, self.fps, self.size = game, mode, fps, size
+        self._window = Window(game.name, (size, size), fps)
 
     def draw(
         self, state: Any, step: int, total_return: float, weights: Any = None, meaning: str = "weight"
@@ -201,7 +203,7 @@ class Renderer:
         """Draw one world.
 
         Args:
-            state: of the core, NumPy arrays without the batch axis. It is not changed.
+            state: of the game, NumPy arrays without the batch axis. It is not changed.
             step: steps played in this episode, for the caption.
             total_return: sum of rewards so far, for the caption.
             weights: (N,) weights of a pooling head over the tokens of the first agent, or (w, w) over pixels, none
@@ -214,9 +216,9 @@ class Renderer:
         """
         if self._window.dismissed:
             return None
-        halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
-        own = getattr(self.core, "scene", None)
-        scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)
+        halos = _halos(weights, self.game.observation_bounds[0].shape[:-1])
+        own = getattr(self.game, "render_scene", None)
+        scene = own(state, halos) if own else SCENES[self.game.name](self.game, state, halos)
         if weights is not None:
             scene = replace(scene, kinds=(*scene.kinds, WEIGHT._replace(name=meaning)))
         # + 0.0 turns -0.0 into 0.0

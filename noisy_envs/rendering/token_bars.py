@@ -62,7 +62,7 @@ def under(
 
 def _ordered(signal: Array, tokens: Array, spec: TokenSpec) -> tuple[list[int], list[str]]:
     """Return the tokens as they stand, signal first, then by role, and the name of each."""
-    roles = tokens[:, spec.marker] if spec.roles else np.zeros(len(tokens))
+    roles = tokens[:, spec.padding_feature] if spec.roles else np.zeros(len(tokens))
     known = {number: name for name, number in spec.roles.items()}
     order = np.lexsort([roles, ~signal])
     shown = [int(token) for token in order if not spec.padded or spec.mask(tokens[token])]

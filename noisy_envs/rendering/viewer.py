@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.games.game import Core
-from noisy_envs.interfaces.common import casting, driven, follow
+from noisy_envs.games.game import Game
 from noisy_envs.interfaces.episode import RENDER_FPS, Episode
-from noisy_envs.registration import CORES, FOREIGN, NOISE, find, in_words, same_start
+from noisy_envs.interfaces.scripted import assign_policies, complete_actions, controlled_agents
+from noisy_envs.registration import GAMES, NOISE, OTHER, find, join_names, same_start
 from noisy_envs.rendering.window import Window, strokes
-from noisy_envs.training.gymnasium_envs import Game, OneForeign
+from noisy_envs.training.gymnasium_envs import GymnasiumGame, OneForeign
 from noisy_envs.validation import Count, build, check_choice, highest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Player(Protocol):
     seed: int  # of its episodes, unless another is asked for
     meaning: str  # of the weights that it gives: "weight" or "influence"
 
-    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, Array | None]:
+    def act(self, game: Game, state: Any, agents: slice) -> tuple[Array, Array | None]:
         """Return actions (1, n, ...) of n agents in a batch of one world, and the first one's weights (N,), if any."""
 
     def act_in(self, world: OneForeign) -> tuple[Any, Array | None]:
@@ -77,7 +77,7 @@ class Reference:
     """A reference policy, which drives the first agent; in environments of others there is "random" alone.
 
     Args:
-        name: one of the game's `core.policies`.
+        name: one of the game's `game.policies`.
         env_id: any id.
         noise: how many noise tokens, if not as many as the id has; nobody else starts elsewhere by it.
         seed: of its episodes, and of what it draws itself.
@@ -93,16 +93,16 @@ class Reference:
         game, _ = find(env_id)
         check_choice("policy", name, policies(env_id))
         if noise is not None and game not in NOISE:
-            raise ValueError(f"num_noise={noise}: {env_id} has none, only {in_words(NOISE)}")
+            raise ValueError(f"num_noise={noise}: {env_id} has none, only {join_names(NOISE)}")
         self.name, self.env_id, self.seed = name, env_id, seed
         asked = {} if noise is None else {NOISE[game]: noise}
         self.options = asked | same_start(env_id, asked, (env_id, {}))
         self._random = np.random.default_rng(seed)
 
-    def act(self, core: Core, state: Any, agents: slice) -> tuple[Array, None]:
+    def act(self, game: Game, state: Any, agents: slice) -> tuple[Array, None]:
         """Return actions (1, 1, ...) of the first agent."""
-        shape = (1, 1, core.num_actions) if core.continuous_actions else (1, 1)
-        return core.policy(self.name, state, self._random.random(shape, dtype=np.float32), agents), None
+        shape = (1, 1, game.num_actions) if game.continuous_actions else (1, 1)
+        return game.policy(self.name, state, self._random.random(shape, dtype=np.float32), agents), None
 
     def act_in(self, world: OneForeign) -> tuple[Any, None]:
         """Return an action that the space draws, by a seed of ours."""
@@ -118,9 +118,8 @@ def policies(env_id: str | None) -> tuple[str, ...]:
     """
     if env_id is None:
         return ()
-    game, _ = find(env_id)
-    core: Any = CORES.get(game)
-    return ("random",) if core is None else core.policies
+    game: Any = GAMES.get(find(env_id)[0])
+    return ("random",) if game is None else game.policies
 
 
 class Show:
@@ -146,7 +145,7 @@ class Show:
     @property
     def noise(self) -> Count | None:
         """How many noise tokens there are, or the range they are drawn from; None where the game has no such option."""
-        return None if self._dial is None else getattr(self.episode.core, self._dial)
+        return None if self._dial is None else getattr(self.episode.game, self._dial)
 
     def picture(self) -> Picture:
         """Return an image (H, W, 3) uint8, with a halo for each token where the player weighs them."""
@@ -155,8 +154,8 @@ class Show:
 
     def signal_share(self) -> float | None:
         """Return which share of these weights signal has; None where the player weighs nothing."""
-        core, state = self.episode.core, self.episode.state
-        return share(self._weights, core.signal_mask(core.observe(state, self._agents)[0])[0])
+        game, state = self.episode.game, self.episode.state
+        return share(self._weights, game.signal_mask(game.observe(state, self._agents)[0])[0])
 
     def step(self) -> None:
         """Play a step; after the end of an episode begin the next."""
@@ -164,8 +163,10 @@ class Show:
         if episode.ended:
             self.restart()
             return
-        chance = episode.chance()
-        episode.advance(follow(episode.core, self._cast, episode.state, self._action, chance), chance)
+        randomness = episode.step_randomness()
+        episode.advance(
+            complete_actions(episode.game, self._assignment, episode.state, self._action, randomness), randomness
+        )
         self._look()
 
     def restart(self) -> None:
@@ -181,17 +182,17 @@ class Show:
             self._begin(self.episode.number)
 
     def _begin(self, number: int) -> None:
-        core = build(CORES[self._game], self._options)
-        self._agents = driven(core, self.player.team, ("first", *core.teams))
-        self._cast = casting(core, self._agents)
-        self.episode = Episode(core, self._agents, "rgb_array")
+        game = build(GAMES[self._game], self._options)
+        self._agents = controlled_agents(game, self.player.team, ("first", *game.teams))
+        self._assignment = assign_policies(game, self._agents)
+        self.episode = Episode(game, self._agents, "rgb_array")
         self.episode.begin(self._seed, {"episode": number})
         self._look()
 
     def _look(self) -> None:
         """Let the player decide, so that a picture shows the weights of the action to come."""
         episode = self.episode
-        self._action, self._weights = self.player.act(episode.core, episode.state, self._agents)
+        self._action, self._weights = self.player.act(episode.game, episode.state, self._agents)
 
 
 class ForeignShow:
@@ -203,7 +204,7 @@ class ForeignShow:
     def __init__(self, env_id: str, player: Player, seed: int) -> None:
         """Begin the first episode; see the class."""
         self.env_id, self.player, self._seed = env_id, player, seed
-        self._begin(Game(env_id, player.options), 0)
+        self._begin(GymnasiumGame(env_id, player.options), 0)
 
     @property
     def noise(self) -> Count:
@@ -236,9 +237,9 @@ class ForeignShow:
         """Begin the episode of this number anew with so many more noise tokens."""
         noise = max(0, highest(self.noise) + number)
         # what was played before is not closed: Gymnasium's own games would end pygame, and our window with it
-        self._begin(Game(self.env_id, {**self._game.options, "num_noise": noise}), self.episode.number)
+        self._begin(GymnasiumGame(self.env_id, {**self._game.options, "num_noise": noise}), self.episode.number)
 
-    def _begin(self, game: Game, number: int) -> None:
+    def _begin(self, game: GymnasiumGame, number: int) -> None:
         if not game.draws:
             raise ValueError(f"watch={self.env_id!r}: it cannot be drawn as an image")
         self._game, self.episode = game, OneForeign(game)
@@ -252,7 +253,7 @@ class ForeignShow:
 
 def show_of(player: Player, seed: int) -> Watched:
     """Return a player's episodes of `seed`."""
-    foreign = find(player.env_id)[0] == FOREIGN
+    foreign = find(player.env_id)[0] == OTHER
     return (ForeignShow if foreign else Show)(player.env_id, player, seed)
 
 

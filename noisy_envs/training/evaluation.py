@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from noisy_envs import registration
-from noisy_envs.baselines import References
+from noisy_envs.baselines import BaselineReturns
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_video
@@ -157,15 +157,15 @@ def known_levels(args: Any, trained: Any) -> dict[str, float]:
     if not hasattr(levels, "known"):
         return {}
     envs, _ = environments.make_eval_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, trained)
-    return {"known_levels": levels.known(envs.core.text(envs.state))}
+    return {"known_levels": levels.known_share(envs.game.render_text(envs.state))}
 
 
-def summarize(returns: np.ndarray, baselines: References, seed: int) -> dict[str, Any]:
+def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dict[str, Any]:
     """Summarise returns (E,): mean and normalised score, with bootstrapped 95 % confidence intervals."""
     low, high = bootstrap_interval(returns, seed)
     return {
-        "score": baselines.score(float(returns.mean())),
-        "score_95": [baselines.score(low), baselines.score(high)],
+        "score": baselines.normalized_score(float(returns.mean())),
+        "score_95": [baselines.normalized_score(low), baselines.normalized_score(high)],
         "return": float(returns.mean()),
         "return_95": [low, high],
         "return_random": baselines.random,

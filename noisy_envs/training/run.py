@@ -125,7 +125,7 @@ class Run(Accelerator):
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{registration.short(args.env_id)}{noise}__{self.name}__{args.seed}__{timestamp()}"
+                name = f"{registration.short_name(args.env_id)}{noise}__{self.name}__{args.seed}__{timestamp()}"
                 self.folder = new_folder(args.run_dir, name)
             self._lock = lock_folder(self.folder)  # held until the process ends, or `close`
         if args.resume is not None:
@@ -219,7 +219,7 @@ class Run(Accelerator):
         charts = {
             "episodic_return": mean,
             "episodic_length": length,
-            "normalized_score": self.baselines.score(mean),
+            "normalized_score": self.baselines.normalized_score(mean),
             "SPS": self.step_size / spent,
             "learning_rate": learning_rate,
         }

@@ -106,7 +106,7 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
         env_id = chosen.env_id or module.Args.env_id
         defaults = preset_args(module, env_id, chosen.preset, chosen.device or "cpu")
         args = parse_arguments(module.Args, argv, defaults)
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     validate(args)
     return args
 
@@ -121,7 +121,7 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
     """
     game, parameters = registration.find(env_id)
     presets = load_presets(Path(str(module.__file__)).with_name("presets.toml"))
-    name = "gymnasium" if game == registration.FOREIGN else game
+    name = "gymnasium" if game == registration.OTHER else game
     in_paper = name in presets["paper"] and parameters not in ({}, MPE)
     fast = preset == "fast" or (not preset and not in_paper)
     if not fast and name not in presets["paper"]:
@@ -153,9 +153,9 @@ def merge_eval_args(module: ModuleType, argv: Sequence[str], path: Path) -> Any:
     """
     saved = load_args(module, path)
     args = parse_arguments(module.Args, argv, dataclasses.replace(saved, num_noise=()))
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     game, _ = registration.find(args.env_id)
-    if args.env_id != saved.env_id and (game != registration.find(saved.env_id)[0] or game == registration.FOREIGN):
+    if args.env_id != saved.env_id and (game != registration.find(saved.env_id)[0] or game == registration.OTHER):
         raise ValueError(f"env_id={args.env_id!r}: {path} was trained on another game, {saved.env_id}")
     return args
 

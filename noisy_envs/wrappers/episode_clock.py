@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisy_envs.interfaces.common import check_episode, check_options, next_episodes
+from noisy_envs.interfaces.checks import check_episode, check_options, next_episodes
 from noisy_envs.randomness import episode_key, episode_words
 
 SALT = 0x746F6B65  # sets the chance of wrappers apart from that of the games, which have the same seeds

@@ -41,10 +41,11 @@ def spec_of(env: AnyEnv) -> TokenSpec:
     shown, own = _world_space(env), _owned_space(env)
     if isinstance(shown, Box) and isinstance(own, Box) and shown.low.size % own.low.size == 0:  # also flat, or stacked
         seen, meant = (
-            np.stack([box.low, box.high]).reshape(2, -1, spec.num_features)[..., spec.marker] for box in (shown, own)
+            np.stack([box.low, box.high]).reshape(2, -1, spec.num_features)[..., spec.padding_feature]
+            for box in (shown, own)
         )
         if not np.array_equal(seen, np.tile(meant, shown.low.size // own.low.size)):
-            name, hint = spec.features[spec.marker], "scale features before they become tokens, or not at all"
+            name, hint = spec.features[spec.padding_feature], "scale features before they become tokens, or not at all"
             raise ValueError(f"{env}: feature {name!r} of the tokens must keep its bounds: {hint}")
     return spec
 

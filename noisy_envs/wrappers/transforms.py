@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
+from noisy_envs.arrays import Array, as_numpy, namespace, outside_inference_mode
 from noisy_envs.randomness import STREAM, uniforms
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
@@ -169,14 +169,14 @@ class Shuffle(TokenRule):
     def __init__(self, space: spaces.Space[Any], spec: TokenSpec) -> None:
         """Prepare for tokens of `spec`."""
         super().__init__(space, spec)
-        self.space = spaces.Box(*anywhere(self.low, self.high, spec.query), dtype=np.float32)
+        self.space = spaces.Box(*anywhere(self.low, self.high, spec.query_index), dtype=np.float32)
 
     def show(self, tokens: Array, signal: Array | None, moment: Moment) -> tuple[Array, Facts]:
         """Return tokens (R, N, D) in another order, and the signal's mask in the same."""
         if signal is not None:
             check_signal(signal, tokens)
         (u,) = drawn(moment, (self.spec.num_tokens - 1,), tokens)
-        tokens, signal = permuted(places(u, self.spec.query), tokens, signal)
+        tokens, signal = permuted(places(u, self.spec.query_index), tokens, signal)
         return tokens, {} if signal is None else {"signal_mask": signal}
 
 
@@ -229,7 +229,7 @@ class AddNoise(TokenRule):
         )
         low, high = self._noise_bounds()
         bounds = np.concatenate([self.low, low]), np.concatenate([self.high, high])
-        self.space = spaces.Box(*(anywhere(*bounds, spec.query) if shuffle else bounds), dtype=np.float32)
+        self.space = spaces.Box(*(anywhere(*bounds, spec.query_index) if shuffle else bounds), dtype=np.float32)
         self.history = History(num_worlds, spec.num_tokens, self.values) if distribution == "marginal" else None
         self.kept: Array | None = None  # (B, M, V) noise of the episode, which is frozen
 
@@ -256,7 +256,7 @@ class AddNoise(TokenRule):
         tokens = xp.concat([tokens, noise], axis=1)
         signal = xp.concat([signal, xp.zeros_like(noise[..., 0], dtype=xp.bool)], axis=1)
         if self.shuffle:
-            tokens, signal = permuted(places(u_places, self.spec.query), tokens, signal)
+            tokens, signal = permuted(places(u_places, self.spec.query_index), tokens, signal)
         real = xp.float64 if xp is np else xp.float32  # as our vector environments have it
         number, among = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, self.spec.mask(tokens)))
         return tokens, {"signal_mask": signal, "snr": xp.astype(number, real) / among}
@@ -264,11 +264,11 @@ class AddNoise(TokenRule):
     def _check_padding(self) -> None:
         """Raise ValueError if tokens of a game without padding and roles may look like padding."""
         spec = self.inner
-        low, high = self.low[:, spec.marker].min(), self.high[:, spec.marker].max()
+        low, high = self.low[:, spec.padding_feature].min(), self.high[:, spec.padding_feature].max()
         if not spec.padded and not spec.roles and low <= spec.padding <= high:
             raise ValueError(
                 f"num_noise={self.num_noise}: must be one number, or the tokens have roles, since feature "
-                f"{spec.features[spec.marker]!r} may be {spec.padding:g} without being padding"
+                f"{spec.features[spec.padding_feature]!r} may be {spec.padding:g} without being padding"
             )
 
     def _named(self, values: Array, moment: Moment) -> Array:
@@ -279,8 +279,10 @@ class AddNoise(TokenRule):
         elif not self.spec.padded:
             noise = values
         else:  # a marker must not be taken for padding
-            noise, marker = values, values[..., self.inner.marker]
-            noise[..., self.inner.marker] = xp.where(marker == self.inner.padding, xp.zeros_like(marker), marker)
+            noise, marker = values, values[..., self.inner.padding_feature]
+            noise[..., self.inner.padding_feature] = xp.where(
+                marker == self.inner.padding, xp.zeros_like(marker), marker
+            )
         if self.varies:
             *_, u = drawn(moment.start, (0, 0, 0, 1), values)
             number = lowest(self.num_noise) + xp.floor(u * (1 + self.most - lowest(self.num_noise)))  # (R, 1)
@@ -294,8 +296,8 @@ class AddNoise(TokenRule):
         """Add what the worlds show to their history, and draw values (R, M, V) from it by uniforms (R, M)."""
         xp = namespace(tokens)
         # the query is no source: its values are constant, or what the agent is to itself
-        source = signal & (xp.arange(self.inner.num_tokens, device=signal.device) != self.inner.query)
-        values = tokens[..., : self.inner.marker] if self.inner.roles else tokens
+        source = signal & (xp.arange(self.inner.num_tokens, device=signal.device) != self.inner.query_index)
+        values = tokens[..., : self.inner.padding_feature] if self.inner.roles else tokens
         *_, u_place = drawn(moment, (0, 0, 1), tokens)
         history.learn(moment.rows, moment.fresh, values, source, u_place[:, 0])
         found = history.draw(moment.rows, u_step, u_token)
@@ -303,7 +305,7 @@ class AddNoise(TokenRule):
             return found
         if self.kept is None:
             shape = self.num_worlds, self.most, self.values
-            with for_keeps(found):
+            with outside_inference_mode(found):
                 self.kept = xp.zeros(shape, dtype=found.dtype, device=found.device)
         starts = np.flatnonzero(moment.fresh & (moment.step == 0))
         self.kept[moved(moment.rows[starts], found)] = found[moved(starts, found)]
@@ -314,7 +316,7 @@ class AddNoise(TokenRule):
         row = namespace(like).zeros_like(like[0, 0])
         if not self.inner.roles:
             row = row + self.inner.padding  # as BoxWorld has it
-        row[self.inner.marker] = self.inner.padding
+        row[self.inner.padding_feature] = self.inner.padding
         return row
 
     def _noise_bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -328,7 +330,7 @@ class AddNoise(TokenRule):
             high = np.full(self.values, size * (1 + 1e-6))  # what is computed in float32 is rounded
             low = -high
         if self.inner.roles:
-            low, high = np.append(low, self.low[:, self.inner.marker].min()), np.append(high, self.role)
+            low, high = np.append(low, self.low[:, self.inner.padding_feature].min()), np.append(high, self.role)
         if self.varies:
             row = self._padding_row(low[None, None])
             low, high = np.minimum(low, row), np.maximum(high, row)
@@ -356,7 +358,7 @@ class History:
         """Add the values (R, N, V) of one step, of tokens `signal` (R, N), in the worlds that are `fresh`."""
         xp = namespace(values)
         if self.values is None:
-            with for_keeps(values):
+            with outside_inference_mode(values):
                 self.values = xp.zeros(self.shape, dtype=values.dtype, device=values.device)
         sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
         fresh = fresh & (sizes > 0)

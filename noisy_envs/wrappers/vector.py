@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
+from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.wrappers import transforms
@@ -75,7 +75,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start the next episodes, or the first ones of `seed`, of all worlds or of `options["reset_mask"]`."""
-        seed = listed(seed)
+        seed = seeds_as_list(seed)
         options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
         start = self._clock.plan(seed, options if self._rule.draws else None, mask)

@@ -99,7 +99,7 @@ def test_padding_reaches_neither_outputs_nor_gradients(head, game, value):
     padding = ~agent.spec.mask(tokens)
     assert padding.any() and not padding.all(dim=0).all()
     held = tokens.masked_fill(padding.unsqueeze(-1), value)
-    held[..., agent.spec.marker] = tokens[..., agent.spec.marker]
+    held[..., agent.spec.padding_feature] = tokens[..., agent.spec.padding_feature]
     for found, expected in zip(learned(ppo, agent, held), learned(ppo, agent, tokens), strict=True):
         assert torch.equal(found, expected) and found.isfinite().all()
     assert agent.spec.finite(held) and agent.spec.finite(held.numpy())

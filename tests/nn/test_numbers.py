@@ -84,7 +84,7 @@ def test_autocast_learns_as_float32_does(name, device, dtype):
 
 @each_device
 def test_more_tokens_than_float16_can_count(device):
-    """C68: 65,504 is its largest number, and shares of more tokens are none of infinity."""
+    """65,504 is its largest number, and shares of more tokens are none of infinity."""
     tokens = torch.ones(1, 70_000, 2, dtype=torch.float16, device=device)
     mask = torch.ones(1, 70_000, dtype=torch.bool, device=device)
     ada = AdaPool(2, query="mean").half().to(device)

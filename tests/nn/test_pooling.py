@@ -89,7 +89,7 @@ def weights_of(head: Head, tokens: Tensor, mask: Tensor | None = None) -> Tensor
 @each_head
 @each_dtype
 def test_an_empty_set_gives_zeros_and_finite_gradients(name: str, dtype: torch.dtype) -> None:
-    """C62: nothing else changes, and no gradient reaches what is masked."""
+    """Nothing else changes, and no gradient reaches what is masked."""
     tokens, mask = masked_tokens()
     head, tokens = HEADS[name]().to(dtype), tokens.to(dtype)
     with torch.autograd.set_detect_anomaly(True):  # which stumbles over a NaN that a later step would hide
@@ -128,7 +128,7 @@ def test_what_a_masked_token_holds_changes_nothing(name: str, value: float) -> N
 @each_head
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_alone_equals_padded(name: str, dtype: torch.dtype) -> None:
-    """C63: padding changes nothing, nor does a mask that is True everywhere."""
+    """Padding changes nothing, nor does a mask that is True everywhere."""
     head, tokens = HEADS[name]().to(dtype), draw(B, 5, DIM).to(dtype)
     padded = torch.cat([tokens, torch.full((B, 4, DIM), NAN, dtype=dtype)], dim=1)
     mask = (torch.arange(9) < 5).expand(B, 9)
@@ -144,7 +144,7 @@ def test_alone_equals_padded(name: str, dtype: torch.dtype) -> None:
 @each_head
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_has_no_mask_constant(name: str, dtype: torch.dtype) -> None:
-    """C68: finite sums, exact zeros, and real values below any constant."""
+    """Finite sums, exact zeros, and real values below any constant."""
     head = HEADS[name]().to(dtype)
     mask = torch.arange(1025).expand(B, -1) < 900
     embeddings = torch.where(mask[..., None], -100 - draw(B, 1025, DIM).abs(), NAN).to(dtype)
@@ -172,7 +172,7 @@ def test_a_batch_of_no_sets(name: str) -> None:
 
 @each_head
 def test_weights_are_shares_of_the_real_tokens(name: str) -> None:
-    """C65: they sum to 1 over the tokens, to 0 in an empty set."""
+    """They sum to 1 over the tokens, to 0 in an empty set."""
     tokens, mask = masked_tokens()
     head = HEADS[name]().double()
     weights = weights_of(head, tokens, mask)
@@ -200,7 +200,7 @@ def test_adapool_is_its_weights_times_the_values(name: str, masked: bool) -> Non
 
 @each_adapool
 def test_queries_and_keys_learn(name: str) -> None:
-    """C65: a softmax over an axis of length 1 would leave them without gradient."""
+    """A softmax over an axis of length 1 would leave them without gradient."""
     head, (tokens, mask) = ADAPOOLS[name]().double(), masked_tokens()
     head(tokens, mask).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
@@ -247,7 +247,7 @@ def test_clstoken_weights_are_its_row_without_itself() -> None:
 @pytest.mark.parametrize("num_heads", [1, 2, 8])
 @pytest.mark.parametrize("scale", [None, 1 / math.sqrt(512)])
 def test_adapool_is_scaled_dot_product_attention(num_heads: int, scale: float | None) -> None:
-    """C64: the folded form is the usual attention of one query."""
+    """The folded form is the usual attention of one query."""
     head = AdaPool(512, num_heads, residual=False, scale=scale, init_std=0.05).double()
     embeddings, mask = draw(3, 9, 512), torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.7
 
@@ -264,7 +264,7 @@ def test_adapool_is_scaled_dot_product_attention(num_heads: int, scale: float | 
 
 
 def test_the_scale_counts_a_head() -> None:
-    """C64: by default 1/sqrt(64) for 8 heads of width 512."""
+    """By default 1/sqrt(64) for 8 heads of width 512."""
     assert AdaPool(512, 8).scale == 1 / 8
     assert AdaPool(512, 8, scale=0.25).scale == 0.25
 
@@ -350,7 +350,7 @@ def test_masked_queries() -> None:
 
 @each_head
 def test_only_the_places_of_the_query_matter(name: str) -> None:
-    """C66: invariant in the other tokens, and the query's place counts."""
+    """Invariant in the other tokens, and the query's place counts."""
     head, tokens = HEADS[name]().double(), draw(B, N, DIM)
     mask = torch.tensor([True, True, True, False, True, True, False]).expand(B, N)
     out = pool(head, tokens, mask)
@@ -367,14 +367,14 @@ def test_only_the_places_of_the_query_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "cls"])
 def test_other_heads_have_no_class_token(name: str) -> None:
-    """C67: the arguments come back as they are."""
+    """The arguments come back as they are."""
     tokens, mask = masked_tokens()
     extended = HEADS[name]().extend(tokens, mask)
     assert extended[0] is tokens and extended[1] is mask
 
 
 def test_the_class_token_comes_first_and_hears_every_token() -> None:
-    """C67: the output is index 0, and real tokens have gradients."""
+    """The output is index 0, and real tokens have gradients."""
     head, tokens = ClsToken(DIM, 0.25).double(), draw(B, N, DIM)
     mask = torch.arange(N).expand(B, N) != 3
     extended, longer = head.extend(tokens, mask)

@@ -10,19 +10,19 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
+from conftest import GAME_IDS, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
-from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.baselines import baseline_returns, play_baseline
 from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.randomness import derive_seed
-from noisy_envs.registration import CORES, NOISE
+from noisy_envs.registration import GAMES, NOISE
 from noisy_envs.rendering import video, viewer
 from noisy_envs.rendering.viewer import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
 from noisy_envs.training import gymnasium_envs
 
-CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
-POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
+CENTROID, TAG, BOX = (GAME_IDS[game] for game in ("simple_centroid", "simple_tag", "box_world"))
+POLICIES = [(env_id, name) for game, env_id in GAME_IDS.items() for name in GAMES[game].policies]
 SHORT = ["--options", "max_steps=3"]
 WORDS = {
     CENTROID: SHORT,
@@ -59,10 +59,10 @@ def test_a_row_says_what_the_environment_shows_takes_and_pays(env_id):
     assert (name, tokens) == (env_id, str(env.observation_space.shape))
     continuous = isinstance(env.action_space, gymnasium.spaces.Box)
     assert actions == (f"{env.action_space.shape[0]} floats" if continuous else f"one of {env.action_space.n}")
-    assert returns == [f"{value:.3f}" for value in reference_returns(env_id)]
+    assert returns == [f"{value:.3f}" for value in baseline_returns(env_id)]
     game, parameters = ENVIRONMENTS[env_id]
     if game in NOISE and not parameters.get("collidable_obstacles"):
-        assert int(noise) == getattr(env.unwrapped.core, NOISE[game])
+        assert int(noise) == getattr(env.unwrapped.game, NOISE[game])
     assert int(noise) == {"SimpleTagMPE-v0": 0, "BoxWorldPixels-v0": 42}.get(env_id.split("/")[1], int(noise))
 
 
@@ -71,7 +71,7 @@ def test_padding_is_no_noise(monkeypatch):
     monkeypatch.setitem(gymnasium.registry[CENTROID].kwargs, "num_noise", (0, 28))
     env = gymnasium.make(CENTROID).unwrapped
     tokens, info = env.reset(seed=0)
-    present = int(env.core.token_mask(tokens).sum())
+    present = int(env.game.token_mask(tokens).sum())
     assert present < 32 and __main__.row(CENTROID)[3] == str(present - int(info["signal_mask"].sum()))
 
 
@@ -122,7 +122,7 @@ def test_a_reference_policy_plays_as_where_its_returns_are_measured(env_id, poli
     show = Show(env_id, Reference(policy, env_id, None, seed=3), seed=3)
     while not show.episode.ended:
         show.step()
-    assert show.episode.total_return == pytest.approx(play_reference(env_id, policy, episodes=1, seed=3)[0], abs=1e-4)
+    assert show.episode.total_return == pytest.approx(play_baseline(env_id, policy, episodes=1, seed=3)[0], abs=1e-4)
 
 
 @pytest.mark.parametrize(("env_id", "policy"), POLICIES)
@@ -159,7 +159,7 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 # Checkpoints
 
 
-@each_head_and("env_id", GAMES.values())
+@each_head_and("env_id", GAME_IDS.values())
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
@@ -212,8 +212,8 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
         assert show.noise == expected
         show.add_noise(8)
         show.step()
-        assert player._agent.spec == show.episode.core.token_spec
-        assert show.noise == expected + 8 and len(show._weights) == show.episode.core.num_entities
+        assert player._agent.spec == show.episode.game.token_spec
+        assert show.noise == expected + 8 and len(show._weights) == show.episode.game.num_entities
 
 
 def test_more_or_less_noise_moves_nobody_else(run, screen):
@@ -285,7 +285,7 @@ def test_halos_may_be_what_moves_the_action(learned, request):
     show = viewer.show_of(Trained(path, None, None, meaning="influence"), 3)
     weighed = viewer.show_of(Trained(path, None, None), 3)
     player, episode = show.player, show.episode
-    mine = episode.tokens[None] if learned == "balancing" else episode.core.observe(episode.state, show._agents)[0]
+    mine = episode.tokens[None] if learned == "balancing" else episode.game.observe(episode.state, show._agents)[0]
     np.testing.assert_allclose(show._weights, moved_by(player, mine.astype(np.float64)), atol=1e-4)
     assert show._weights.sum() == pytest.approx(1, abs=1e-5) and (show._weights >= 0).all()
     np.testing.assert_array_equal(show._action, weighed._action)
@@ -462,7 +462,7 @@ def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
     monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
-    monkeypatch.setattr(gymnasium_envs.Game, "draws", property(lambda game: game.env_id != "Odd-v0"))
+    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "draws", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
@@ -683,7 +683,7 @@ class Plain:
     options: dict = dataclasses.field(default_factory=dict)
     seed: int = 0
 
-    def act(self, core, state, agents):
+    def act(self, game, state, agents):
         return np.zeros((1, 1, 5), np.float32), None
 
 

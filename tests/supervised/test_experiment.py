@@ -164,7 +164,6 @@ def test_too_few_samples_are_refused(samples, tests):
 
 
 def test_the_test_set_is_read_once_at_the_end(tmp_path):
-    """C69."""
     task = Fake()
     experiment.train(task, JOB, settings(tmp_path))
     validation, test = list(range(8, 16)), list(range(40, 50))

@@ -345,7 +345,7 @@ def test_nearest_beside_brute_force_and_scikit_learn(k):
 
 @pytest.mark.parametrize("duplicates", [1, 3, 11])
 def test_the_first_is_left_out_by_its_place(duplicates):
-    """C70: its duplicates are neighbours, itself is not."""
+    """Its duplicates are neighbours, itself is not."""
     sets = SETS.clone()
     sets[:, 12 - duplicates :] = sets[:, :1]
     assert indices(sets, duplicates) == [list(range(12 - duplicates, 12))] * 40

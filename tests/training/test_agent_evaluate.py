@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import GAMES, each_head_and, load_agent, train_tiny
+from conftest import GAME_IDS, each_head_and, load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 
 from noisy_envs import registration
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 from noisy_envs.games.box_world_levels import draw_level
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.training.checkpoint import save_checkpoint
 
-CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
+CENTROID, BOX = GAME_IDS["simple_centroid"], GAME_IDS["box_world"]
 SHORT = ["--options", "max_steps=3"]  # an episode, so that films are
 SMALL_BOX = ["--env-id", BOX, "--options", "size=6", "max_steps=3"]
 
@@ -51,9 +51,9 @@ def evaluate(ppo, folder, *words):
 
 
 @pytest.mark.parametrize("choice", ["best", "sampled"])
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", GAME_IDS)
 def test_an_evaluation_repeats_the_runs_own_and_leaves_its_folder_alone(ppo, game, choice, tmp_path):
-    words = ["--env-id", GAMES[game], "--preset", "fast", "--eval-actions", choice, *SHORT]
+    words = ["--env-id", GAME_IDS[game], "--preset", "fast", "--eval-actions", choice, *SHORT]
     summary, run = train_tiny(ppo, tmp_path / "run", *words)
     before = files(run)
     first, second = (evaluate(ppo, tmp_path / name, run)[0] for name in ("first", "second"))
@@ -91,15 +91,16 @@ def test_a_word_holds_for_all_checkpoints_though_it_is_the_firsts_own_setting(pp
 
 
 def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
-    assert registration.held_out(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
-    assert registration.held_out(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
-    assert registration.held_out(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
+    assert registration.eval_levels(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
+    assert registration.eval_levels(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
+    assert registration.eval_levels(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
 
 
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
         args = ppo.parse(["--seed", str(seed), "--num-envs", "512"])
-        seen = [set(ppo.make_envs(args, 512, purpose)[0].worlds.seed.tolist()) for purpose in ("train", "evaluate")]
+        both = [ppo.make_envs(args, 512, purpose)[0] for purpose in ("train", "evaluate")]
+        seen = [set(envs.batch_state.seed.tolist()) for envs in both]
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
 
@@ -110,7 +111,7 @@ BANKS = [[], ["num_levels=300000"], ["start_level=200000", "num_levels=9"]]
 @pytest.mark.parametrize("options", BANKS)
 def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo, options, other, monkeypatch):
     args = ppo.parse(["--env-id", BOX, "--options", "max_steps=2", *options])
-    core, made = ppo.game_of(args), []
+    game, made = ppo.game_of(args), []
     monkeypatch.setattr(
         ppo, "make_envs", lambda *words, make=ppo.make_envs, **rest: made.append(make(*words, **rest)) or made[-1]
     )
@@ -124,7 +125,7 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
     asked = dataclasses.replace(args, options=("max_steps=2", *other))
     ppo.evaluate(agent, asked, 50, args)
     ppo.film(agent, asked, args)
-    bank = range(core.start_level, core.start_level + core.num_levels)
+    bank = range(game.start_level, game.start_level + game.num_levels)
     assert all(level in bank for level in train.state.level.tolist())
     assert not any(level in bank for level in made[1][0].state.level.tolist())
     assert int(made[2][0]._episode.state.level[0]) not in bank
@@ -151,7 +152,7 @@ def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, traine
     assert [row["run"] for row in found] == [str(run) for _, run in trained.values() for _ in noises]
     for row in found:
         start = {} if row["evaluated"] == row["trained"] else {"spread": {4: 2.0, 28: 2.5}[row["trained"]]}
-        random, oracle = reference_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"], **start})
+        random, oracle = baseline_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"], **start})
         assert (row["return_random"], row["return_oracle"]) == (random, oracle)
         assert row["score"] == pytest.approx((row["return"] - random) / (oracle - random))
         assert row["score_95"][0] <= row["score"] <= row["score_95"][1]
@@ -213,19 +214,19 @@ SMALL = ["--env-id", BOX, "--options", "size=3", "num_distractors=0", "num_level
 
 def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_path, capsys):
     summary, run = train_tiny(ppo, tmp_path / "run", *SMALL, "--eval-episodes", "200")
-    recipe = ppo.game_of(ppo.load_args(run)).recipe
+    config = ppo.game_of(ppo.load_args(run)).level_config
     args = ppo.load_args(run)
     asked = ppo.make_envs(args, 200, "evaluate")[0].state.level.tolist()
     assert not set(asked) & set(range(2000))
-    bank = {draw_level(recipe, number) for number in range(2000)}
-    share = np.mean([draw_level(recipe, number) in bank for number in asked])
+    bank = {draw_level(config, number) for number in range(2000)}
+    share = np.mean([draw_level(config, number) in bank for number in asked])
     assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
     told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
     others = range(10_000, 20_000)
-    new = next(n for n in others if not bank & {draw_level(recipe, number) for number in range(n, n + 3)})
+    new = next(n for n in others if not bank & {draw_level(config, number) for number in range(n, n + 3)})
     options = ("size=3", "num_distractors=0", "max_steps=3", f"start_level={new}", "num_levels=3")
     assert ppo.overlap(dataclasses.replace(args, options=options), args) == {"known_levels": 0.0}
 
@@ -244,8 +245,8 @@ def test_where_levels_hardly_repeat_none_is_looked_for(ppo, words, share):
 GAME_WORDS = {
     "simple_centroid": [*SHORT],
     "simple_centroid, padded": [*SHORT, "num_noise=(0,3)", "num_signal=(1,9)"],
-    "simple_tag": ["--env-id", GAMES["simple_tag"], *SHORT],
-    "simple_tag, padded": ["--env-id", GAMES["simple_tag"], *SHORT, "num_obstacles=(0,9)"],
+    "simple_tag": ["--env-id", GAME_IDS["simple_tag"], *SHORT],
+    "simple_tag, padded": ["--env-id", GAME_IDS["simple_tag"], *SHORT, "num_obstacles=(0,9)"],
     "box_world": SMALL_BOX,
 }
 

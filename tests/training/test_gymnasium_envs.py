@@ -77,13 +77,13 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("num_noise", [0, 3, (0, 4)])
 def test_worlds_are_those_of_gymnasium(num_noise):
     """World i of seed s is the single environment of s + i, noise included, through ends of episodes."""
-    game = gymnasium_envs.Game(CARTPOLE, {"num_noise": num_noise})
+    game = gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": num_noise})
     envs = gymnasium_envs.ForeignVectorEnv(game, 3)
     singles = [noisy_tokens(gymnasium.make(CARTPOLE), num_noise) for _ in range(3)]
     tokens, _ = envs.reset(seed=7)
     assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
     rng = np.random.default_rng(0)
-    worlds, ends = envs.worlds, 0
+    worlds, ends = envs.batch_state, 0
     for _ in range(80):
         actions = rng.integers(0, 2, 3)
         worlds, outcome = envs.pure_step(worlds, torch.from_numpy(actions))
@@ -114,7 +114,7 @@ def test_an_environment_need_not_know_of_drawing(ppo, tmp_path):
 
 
 def test_what_was_seen_stays_as_it_was():
-    envs = gymnasium_envs.ForeignVectorEnv(gymnasium_envs.Game(CARTPOLE), 2)
+    envs = gymnasium_envs.ForeignVectorEnv(gymnasium_envs.GymnasiumGame(CARTPOLE), 2)
     tokens, _ = envs.reset(seed=0)
     before = tokens.clone()
     envs.step(torch.zeros(2, dtype=torch.int64))
@@ -187,10 +187,12 @@ def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
 
 
 def test_options_are_divided_between_the_noise_and_the_game():
-    game = gymnasium_envs.Game("Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))})
+    game = gymnasium_envs.GymnasiumGame(
+        "Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))}
+    )
     assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.draws
     assert game.action_space == spaces.Box(-2, 2, (1,))
-    assert gymnasium_envs.Game(CARTPOLE).draws
+    assert gymnasium_envs.GymnasiumGame(CARTPOLE).draws
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_options_are_divided_between_the_noise_and_the_game():
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
     with pytest.raises(ValueError, match=told) as error:
-        gymnasium_envs.Game(env_id, options)
+        gymnasium_envs.GymnasiumGame(env_id, options)
     assert "\n" not in str(error.value)
 
 
@@ -219,7 +221,7 @@ def test_what_does_not_fit_is_told(env_id, options, told):
 def test_unknown_ids_are_told(env_id):
     with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
         registration.find(env_id)
-    assert registration.find(CARTPOLE) == (registration.FOREIGN, {})
+    assert registration.find(CARTPOLE) == (registration.OTHER, {})
 
 
 OWN = """
@@ -248,7 +250,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
-    assert registration.find(env_id) == (registration.FOREIGN, {}) and registration.short(env_id) == "Pole-v0"
+    assert registration.find(env_id) == (registration.OTHER, {}) and registration.short_name(env_id) == "Pole-v0"
     assert ppo.parse(["--env-id", env_id]).env_id == env_id
     _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
     assert run.name.startswith("Pole-v0__ppo_adapool")
@@ -299,10 +301,10 @@ world.render()
 
 def test_references_are_random_play_and_the_threshold():
     """Random play holds CartPole's pole for some 22 steps, by every account."""
-    found = gymnasium_envs.Game(CARTPOLE).references
-    assert found == gymnasium_envs.Game(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
+    found = gymnasium_envs.GymnasiumGame(CARTPOLE).references
+    assert found == gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
     assert 19 < found.random < 26 and found.oracle == 475
-    assert all(map(math.isnan, gymnasium_envs.Game("Odd-v0").references))
+    assert all(map(math.isnan, gymnasium_envs.GymnasiumGame("Odd-v0").references))
 
 
 class Endless(Odd):
@@ -328,9 +330,10 @@ def rough(monkeypatch):
 def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_no_score(ppo, rough, tmp_path):
     summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Endless-v0", "--preset", "fast")
     assert summary["return"] == 0 and math.isnan(summary["score"])
-    game = gymnasium_envs.Game("Endless-v0", {"max_episode_steps": 7})
+    game = gymnasium_envs.GymnasiumGame("Endless-v0", {"max_episode_steps": 7})
     assert (
-        game.make().spec.max_episode_steps == 7 and gymnasium_envs.Game(CARTPOLE).make().spec.max_episode_steps == 500
+        game.make().spec.max_episode_steps == 7
+        and gymnasium_envs.GymnasiumGame(CARTPOLE).make().spec.max_episode_steps == 500
     )
 
 
@@ -350,7 +353,7 @@ def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_n
 def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id, options, last):
     """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
     gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
-    game = gymnasium_envs.Game(env_id, options)
+    game = gymnasium_envs.GymnasiumGame(env_id, options)
     envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
     envs.reset(seed=0)
     world.reset(0)
@@ -367,7 +370,7 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
 def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
     with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
-        gymnasium_envs.Game(env_id, {"max_episode_steps": limit})
+        gymnasium_envs.GymnasiumGame(env_id, {"max_episode_steps": limit})
 
 
 class Loose(gymnasium.Env):
@@ -417,11 +420,11 @@ def loose(rough):
 )
 def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, options):
     """Truncated worlds bootstrapped from the first state of the next episode, and rewards of one axis failed."""
-    game = gymnasium_envs.Game("Loose-v0", options)
+    game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
     envs = gymnasium_envs.ForeignVectorEnv(game, 2)
     tokens, _ = envs.reset(seed=10)
     assert tokens[:, 1, 0].tolist() == [10, 11]
-    worlds = envs.worlds
+    worlds = envs.batch_state
     for clock in range(1, 6):
         worlds, outcome = envs.pure_step(worlds, torch.zeros(2, dtype=torch.int64))
         assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
@@ -447,7 +450,7 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
     ],
 )
 def test_a_reward_that_is_no_number_is_told(loose, options, told):
-    game = gymnasium_envs.Game("Loose-v0", options)
+    game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
     envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
     envs.reset(seed=10)
     world.reset(10)
@@ -550,14 +553,14 @@ TAKEN = {
 @pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
 def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space):
     """The environment asserts that its space contains what it gets; a Box without an axis was an IndexError."""
-    game = gymnasium_envs.Game("Odd-v0", {"takes": space, "num_noise": 1})
+    game = gymnasium_envs.GymnasiumGame("Odd-v0", {"takes": space, "num_noise": 1})
     envs = gymnasium_envs.ForeignVectorEnv(game, 4)
     tokens, _ = envs.reset(seed=0)
     agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
     parameters, _ = agent(tokens)
     actions = agent.sample(parameters, agent.noise((4,), "cpu", torch.Generator().manual_seed(0)))
     assert tuple(actions.shape) == envs.action_space.shape
-    _, outcome = envs.pure_step(envs.worlds, actions)
+    _, outcome = envs.pure_step(envs.batch_state, actions)
     assert outcome.reward.shape == (4,)
     world = gymnasium_envs.OneForeign(game)
     world.reset(0)

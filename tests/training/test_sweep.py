@@ -63,7 +63,7 @@ def test_nothing_is_started_where_all_is_finished(capsys):
 
 @posix
 def test_a_killed_process_is_reported():
-    with pytest.raises(ChildProcessError, match="a run was killed, .*; resume with the same command"):
+    with pytest.raises(ChildProcessError, match=r"a run was killed, .*; resume with the same command"):
         list(EXECUTORS["in processes"]([2, 5]))
 
 

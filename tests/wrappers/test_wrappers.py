@@ -160,7 +160,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
 
 
-# C09, C37: episodes are as long as without the wrappers
+# episodes are as long as without the wrappers
 
 
 @each_case
@@ -191,7 +191,7 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
     envs.close()
 
 
-# spaces, C30
+# spaces
 
 
 @each_case
@@ -215,7 +215,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
             assert isinstance(result[1], (float, np.floating)) and type(result[2]) is type(result[3]) is bool
         mask, present = info["signal_mask"], spec.mask(tokens)
         assert mask.dtype == np.bool_ and mask.shape == (spec.num_tokens,)
-        assert not (mask & ~present).any() and mask[spec.query]
+        assert not (mask & ~present).any() and mask[spec.query_index]
         assert type(info["snr"]) is float and info["snr"] == mask.sum() / present.sum()
         if stack == "mask":
             assert_same(observation["mask"], present)
@@ -256,7 +256,7 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
     assert 5.7 < box.high[5, 0] == -box.low[5, 0] < 5.8
 
 
-# C21 to C26: seeds, and what is left over
+# seeds, and what is left over
 
 
 @each_seed
@@ -393,7 +393,7 @@ def test_an_episode_is_named_by_its_number() -> None:
     assert_same(tokens[1], twin.reset(seed=8, options={"episode": 2})[0])
 
 
-# C33, C35, C36, C38: a vector is its worlds
+# a vector is its worlds
 
 
 @each_mode
@@ -581,9 +581,6 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
     envs.close()
 
 
-# C34, C39
-
-
 @pytest.mark.parametrize(
     ("kind", "mode"), [("sync", NEXT_STEP), ("sync", SAME_STEP), ("vector_entry_point", NEXT_STEP)]
 )
@@ -754,7 +751,7 @@ def test_tokens_hold_the_features(seed: int) -> None:
     roles = {"query": 0, "feature[0]": 1, "feature[1]": 2, "feature[2]": 3, "feature[3]": 4}
     spec = env.token_spec
     assert (spec.num_tokens, spec.features, spec.roles) == (5, ("value", "role"), roles)
-    assert (spec.query, spec.padded) == (0, False)
+    assert (spec.query_index, spec.padded) == (0, False)
 
 
 def test_dictionaries_are_flattened_as_gymnasium_does() -> None:
@@ -1045,11 +1042,11 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
 @pytest.mark.parametrize("marker", [0, -2, 2])
 def test_roles_are_the_last_column(marker: int) -> None:
     features, roles = ("role", "x"), {"self": 0, "thing": 1}
-    with pytest.raises(ValueError, match=f"marker={marker}: must be -1 or 1, the last column, where there are roles"):
-        TokenSpec(3, features, roles, marker=marker)
+    with pytest.raises(ValueError, match=f"feature={marker}: must be -1 or 1, the last column, where there are roles"):
+        TokenSpec(3, features, roles, padding_feature=marker)
     for last in (-1, 1):
-        assert TokenSpec(3, features, roles, marker=last).mask(np.zeros((3, 2))).all()
-    assert TokenSpec(3, features, {}, marker=0).mask(np.zeros((3, 2))).all()
+        assert TokenSpec(3, features, roles, padding_feature=last).mask(np.zeros((3, 2))).all()
+    assert TokenSpec(3, features, {}, padding_feature=0).mask(np.zeros((3, 2))).all()
 
 
 def test_games_without_roles() -> None:
@@ -1057,7 +1054,7 @@ def test_games_without_roles() -> None:
         for distribution in ("uniform", "marginal"):
             env = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/BoxWorldEntities-v0"), noise, distribution)
             spec = env.token_spec
-            assert spec.roles == {} and spec.padded and spec.marker == 0
+            assert spec.roles == {} and spec.padded and spec.padding_feature == 0
             for result in play(env, draw_actions(env.action_space, 40), seed=0):
                 tokens, info = result[0], result[-1]
                 assert tokens in env.observation_space
