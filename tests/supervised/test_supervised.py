@@ -18,7 +18,7 @@ from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
-network, report, experiment = (load_supervised(name) for name in ("network", "report", "experiment"))
+network, report, experiment, trainer = map(load_supervised, ("network", "report", "experiment", "trainer"))
 set_task, images = load_supervised("set_task"), load_supervised("images")
 Chance = load_supervised("chance").Chance
 SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
@@ -300,10 +300,10 @@ def test_pictures_change_with_seed_and_epoch():
 def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
     task = vision.Vision(vision.Args(), "digits on 16")
     built = task.network("maxpool", 1)
-    parts, found = experiment.split(task, 1), set()
+    parts, found = trainer.split(task, 1), set()
     for size in (2000, 50, 7):
-        monkeypatch.setattr(experiment, "EVAL_BATCH_SIZE", size)
-        found.add(experiment.mean_error(task, built, parts.test, "cpu"))
+        monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", size)
+        found.add(trainer.mean_error(task, built, parts.test, "cpu"))
     assert len(found) == 1
 
 
