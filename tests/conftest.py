@@ -19,13 +19,13 @@ import pytest
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games.simple_tag import MPE
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch is imported: tests run side by side, one for each core
 ROOT = Path(__file__).parents[1]
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 IDS = list(ENVIRONMENTS)
-GAMES = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
+GAME_IDS = {game: env_id for env_id, (game, _) in reversed(ENVIRONMENTS.items())}  # each game by its first id
 
 
 def steer(tokens: Any, u: Any) -> Any:
@@ -104,29 +104,29 @@ FOLLOW: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 # games whose rewards are mostly 0, and what differs from world to world and step to step, (B, n)
 SPARSE: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "simple_tag": lambda core, state, agents: abs(core.observe(state, agents)[..., -1, 0]),
-    "box_world": lambda core, state, agents: state.thing[:, :1, 0] / 64,
+    "simple_tag": lambda game, state, agents: abs(game.observe(state, agents)[..., -1, 0]),
+    "box_world": lambda game, state, agents: state.objects[:, :1, 0] / 64,
 }
 
-CASES = [(GAMES[game], options) for game in GAMES for options in VARIANTS[game].values()]
-CASE_NAMES = [f"{game}-{name}" for game in GAMES for name in VARIANTS[game]]
+CASES = [(GAME_IDS[game], options) for game in GAME_IDS for options in VARIANTS[game].values()]
+CASE_NAMES = [f"{game}-{name}" for game in GAME_IDS for name in VARIANTS[game]]
 CONTROLS = [
     (env_id, {"continuous_actions": continuous} if choice else {})
-    for game, env_id in GAMES.items()
-    for choice in ["continuous_actions" in [field.name for field in dataclasses.fields(CORES[game])]]
+    for game, env_id in GAME_IDS.items()
+    for choice in ["continuous_actions" in [field.name for field in dataclasses.fields(GAMES[game])]]
     for continuous in ((True, False) if choice else (False,))
 ]
 TEAM_CASES = [
-    pytest.param(GAMES[game], options, team, id=f"{game}-{name}-{team}")
-    for game in GAMES
+    pytest.param(GAME_IDS[game], options, team, id=f"{game}-{name}-{team}")
+    for game in GAME_IDS
     for name, options in VARIANTS[game].items()
-    for team in CORES[game](**options).teams
+    for team in GAMES[game](**options).teams
 ]
-PETTINGZOO = [game for game in GAMES if find_spec(f"noisy_envs.{game}_v0")]
+PETTINGZOO = [game for game in GAME_IDS if find_spec(f"noisy_envs.{game}_v0")]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="Windows has neither these signals nor these files")
 each_id = pytest.mark.parametrize("env_id", IDS)
-each_game = pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
+each_game = pytest.mark.parametrize("env_id", GAME_IDS.values(), ids=list(GAME_IDS))
 each_case = pytest.mark.parametrize(("env_id", "options"), CASES, ids=CASE_NAMES)
 each_team = pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
 
@@ -186,11 +186,11 @@ def dense_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     for game, varied in SPARSE.items():
 
         def reward(
-            self: Any, state: Any, agents: slice = slice(None), sparse: Any = CORES[game].reward, varied: Any = varied
+            self: Any, state: Any, agents: slice = slice(None), sparse: Any = GAMES[game].reward, varied: Any = varied
         ) -> Any:
             return sparse(self, state, agents) - 0.5 - varied(self, state, agents)
 
-        monkeypatch.setattr(CORES[game], "reward", reward)
+        monkeypatch.setattr(GAMES[game], "reward", reward)
 
 
 def with_path(*folders: Path) -> dict[str, str]:
@@ -230,13 +230,15 @@ def load_supervised(name: str) -> Any:
 
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "1"]
-TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-gif"]
+TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-capture-video"]
 
 
 def train_tiny(agent: Any, folder: Path, *words: str) -> tuple[dict[str, Any], Path]:
     """Train for two updates or as long as asked, in a new folder: the run's summary and folder."""
+    from noisy_envs.training.main import main
+
     length = [] if "--total-timesteps" in words else ["--total-timesteps", "128"]
-    summary = agent.main([*TINY, *length, "--run-dir", str(folder), *words])
+    summary = main(agent, [*TINY, *length, "--run-dir", str(folder), *words])
     (run,) = folder.iterdir()
     return summary, run
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -98,10 +97,10 @@ def test_ratios_are_to_the_best_peer(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--pools foo", "pools='foo': must be of"),
-        ("--steps 0", "steps=0: must be at least 1"),
-        ("--ks", "ks: must be at least one"),
-        ("--ks 33", "ks=33: must be from 1 to 32"),
+        ("--pooling foo", "pooling='foo': expected one of"),
+        ("--steps 0", "steps=0: expected at least 1"),
+        ("--num-neighbors", "num_neighbors: expected at least one value"),
+        ("--num-neighbors 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
     ],
 )
 def test_supervised_speed_refuses_wrong_settings(monkeypatch, words, told):
@@ -122,8 +121,7 @@ def test_a_gradient_is_timed_on_a_minibatch(monkeypatch):
 
     monkeypatch.setattr(gradient_speed, "seconds", lambda run, device: run() is None or 1.0)
     ppo = load_agent("avgpool")
-    small = SimpleNamespace(parse=lambda words: ppo.parse([*words, *TINY]), Trainer=ppo.Trainer)
-    gradient, rollout, _ = gradient_speed.measure(small, "noisy_envs/SimpleCentroid-v0", "cpu", False, False)
+    gradient, rollout, _ = gradient_speed.measure(ppo, gradient_speed.parse(ppo, TINY))
     assert (gradient, rollout) == pytest.approx((1e9 / 32, 1e9 / 64))
 
 

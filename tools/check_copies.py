@@ -1,60 +1,38 @@
-"""Check that the agents differ in the pooling head alone, and that each head is the library's.
+"""Check that the agents differ in the pooling head alone.
 
     python tools/check_copies.py [--fix]
 
-Between the marks of each agent stand its class, as in noisy_envs/nn/pooling.py, and how it is made; all else must be
-that of agents/ppo_adapool.py. Exit 0: all is equal. Exit 1: some differ, named; with --fix they are mended, exit 0.
+Outside the first line and `class PoolingHead` each must be agents/ppo_adapool.py. Exit 0: all are. Exit 1: some are
+not, named; with --fix they are mended, exit 0.
 """
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-HEADS = {
-    "ppo_adapool.py": "AdaPool",
-    "ppo_avgpool.py": "AvgPool",
-    "ppo_maxpool.py": "MaxPool",
-    "ppo_clstoken.py": "ClsToken",
-}
-BEGIN, END = "# pooling head: the class of noisy_envs/nn/pooling.py, word for word\n", "# end of pooling head\n"
-MAKE = "\n\ndef make_pool("  # begins what each agent has of its own
+AGENTS = Path(__file__).parents[1] / "agents"
+HEAD = re.compile(r'\A""".*?\n|^class PoolingHead\(.*?(?=^class )', re.MULTILINE | re.DOTALL)
 
 
-def class_source(name: str) -> str:
-    """Return the source of a class of noisy_envs/nn/pooling.py."""
-    text = (ROOT / "noisy_envs" / "nn" / "pooling.py").read_text(encoding="utf-8")
-    node = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
-    return "".join(text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
-
-
-def parts(text: str) -> tuple[str, str, str, str]:
-    """Split an agent at the marks: before the head, its class, how it is made, after it."""
-    before, rest = text.split(BEGIN)
-    block, after = rest.split(END)
-    head, own = block.split(MAKE)
-    return before, head, own, after
+def with_head_of(text: str, own: str) -> str:
+    """Return an agent's text with the first line and the head of another."""
+    parts = iter(HEAD.findall(own))
+    return HEAD.sub(lambda _: next(parts), text)
 
 
 def main(fix: bool) -> int:
     """Compare, mend if asked, and return the exit status."""
-    status = 0
-    before, _, _, after = parts((ROOT / "agents" / next(iter(HEADS))).read_text(encoding="utf-8"))
-    for file, name in HEADS.items():
-        path = ROOT / "agents" / file
-        found = path.read_text(encoding="utf-8")
-        own_before, head, own, own_after = parts(found)
-        if head != class_source(name):
-            print(f"agents/{file}: the block differs from {name} in noisy_envs/nn/pooling.py")
-        if (own_before, own_after) != (before, after):
-            print(f"agents/{file}: differs from agents/ppo_adapool.py outside the block")
-        wanted = f"{before}{BEGIN}{class_source(name)}{MAKE}{own}{END}{after}"
-        if found != wanted:
+    source, status = (AGENTS / "ppo_adapool.py").read_text(encoding="utf-8"), 0
+    for path in sorted(AGENTS.glob("ppo_*.py")):
+        own = path.read_text(encoding="utf-8")
+        expected = with_head_of(source, own)
+        if own != expected:
+            print(f"agents/{path.name}: differs from agents/ppo_adapool.py outside its head")
             status = 1
             if fix:
-                path.write_text(wanted, encoding="utf-8")
+                path.write_text(expected, encoding="utf-8")
     return 0 if fix else status
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from noisy_envs.nn import pooling
 from noisy_envs.training.files import write_atomically
+from noisy_envs.training.main import main as run_agent
 from noisy_envs.training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +32,7 @@ FOLDER = ROOT / "tests" / "data" / "training"
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 GAMES = ("SimpleCentroid-v0", "SimpleTag-v0", "BoxWorldEntities-v0")
 SMALL = "--num-envs 16 --num-steps 32 --minibatch-size 128 --update-epochs 2 --total-timesteps 1536 --no-anneal-lr"
-SMALL += " --eval-episodes 2 --no-gif --preset fast --num-layers 2 --no-compile"
+SMALL += " --eval-episodes 2 --no-capture-video --preset fast --num-layers 2 --no-compile"
 
 
 def versions() -> dict[str, str]:
@@ -71,7 +72,7 @@ def train(head: str, game: str, dtype: str) -> list[dict[str, float]]:
     dropout = "0.1" if game == "SimpleTag-v0" else "0"  # one game draws dropout's numbers too
     with tempfile.TemporaryDirectory() as folder:
         words = [*SMALL.split(), "--env-id", f"noisy_envs/{game}", "--dropout", dropout, "--run-dir", folder]
-        agent.main(words)
+        run_agent(agent, words)
         (path,) = Path(folder).glob("*/metrics.csv")
         return [{key: x for key, x in row.items() if key != "charts/SPS"} for row in read_metrics(path)]
 

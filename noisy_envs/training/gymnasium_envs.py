@@ -23,10 +23,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs import registration
-from noisy_envs.baselines import References
-from noisy_envs.interfaces.functional import Outcome
+from noisy_envs.baselines import BaselineReturns
+from noisy_envs.interfaces.functional import StepResult
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.rendering.window import unseen
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import check_count
 from noisy_envs.wrappers import noisy_tokens, spec_of
@@ -86,7 +85,7 @@ class Plain(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
 
 @dataclass(frozen=True)
-class Game:
+class GymnasiumGame:
     """An id of Gymnasium with options, checked: those of `noisy_tokens`, and those of the environment itself.
 
     Raises:
@@ -99,7 +98,7 @@ class Game:
 
     def __post_init__(self) -> None:
         """Check by making one."""
-        registration.canonical(self.env_id)
+        registration.canonical_id(self.env_id)
         told = registration.one_line(f"{self.env_id}: its actions, {self.action_space}")
         if not isinstance(self.action_space, (Box, Discrete)):
             raise ValueError(f"{told}, must be Discrete or a Box; gymnasium.wrappers.TransformAction can make them so")
@@ -177,10 +176,10 @@ class Game:
         return {"num_noise": 0} | noise, own
 
     @cached_property
-    def references(self) -> References:
+    def references(self) -> BaselineReturns:
         """Mean returns of random play, and of what the environment's author calls solved; NaN where that is unknown."""
         if self.spec.reward_threshold is None:
-            return References(math.nan, math.nan)
+            return BaselineReturns(math.nan, math.nan)
         envs = self.make_vec(EPISODES)
         envs.reset(seed=SEED)
         envs.action_space.seed(SEED)
@@ -190,7 +189,7 @@ class Game:
             total += reward * running
             running &= ~(terminated | truncated)
         envs.close()
-        return References(float(total.mean()), float(self.spec.reward_threshold))
+        return BaselineReturns(float(total.mean()), float(self.spec.reward_threshold))
 
 
 class ForeignVectorEnv:
@@ -199,7 +198,7 @@ class ForeignVectorEnv:
     Of a Box the agents see one axis, whatever its shape; `Range` tells what becomes of their actions.
     """
 
-    def __init__(self, game: Game, num_envs: int, device: str = "cpu") -> None:
+    def __init__(self, game: GymnasiumGame, num_envs: int, device: str = "cpu") -> None:
         """Make the worlds, which live on the CPU; what is seen of them goes to `device`."""
         import torch
 
@@ -210,7 +209,7 @@ class ForeignVectorEnv:
         self._to_range = Range(takes)
         self.single_action_space = flatten_space(takes) if isinstance(takes, Box) else takes
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.worlds = torch.zeros((), dtype=torch.int64)  # steps played: all that there is to hand on
+        self.batch_state = torch.zeros((), dtype=torch.int64)  # steps played: all that there is to hand on
 
     def reset(self, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
         """Start the first episodes of `seed`, world i of seed + i: tokens (B, N, D), info."""
@@ -223,14 +222,14 @@ class ForeignVectorEnv:
         found = (self._tensor(x) for x in (tokens, reward.astype(np.float32), terminated, truncated))
         return *found, info  # type: ignore[return-value]
 
-    def pure_step(self, worlds: Tensor, actions: Tensor) -> tuple[Tensor, Outcome]:
+    def pure_step(self, worlds: Tensor, actions: Tensor) -> tuple[Tensor, StepResult]:
         """Play as `noisy_envs.interfaces.functional.pure_step` does, but change the worlds in place."""
         tokens, reward, terminated, truncated, info = self.step(actions)
         final_tokens, rows = tokens, info.get("_final_obs")
         if rows is not None and rows.any():
             final_tokens = tokens.clone()
             final_tokens[self._tensor(rows)] = self._tensor(np.stack(list(info["final_obs"][rows])))
-        return worlds + 1, Outcome(tokens, final_tokens, reward, terminated, truncated)
+        return worlds + 1, StepResult(tokens, final_tokens, reward, terminated, truncated)
 
     def close(self) -> None:
         """Release what the environments hold."""
@@ -278,70 +277,9 @@ class Range:
             found = np.floor(found)
         return np.asarray(found.clip(self._low, self._high), space.dtype)
 
-
-class OneForeign:
-    """One world of a game to be drawn: of `ParallelTokenEnv` what the agents use, of `Episode` what is shown.
-
-    Attributes:
-        agents: "agent_0" while an episode is played.
-        number: of the episode.
-        tokens: (N, D), what it sees.
-        signal: bool (N,), which of them are signal.
-        clock: steps played of the episode.
-        total_return: the sum of its rewards.
-        to_range: maps an agent's action to the game's own space.
-    """
-
-    def __init__(self, game: Game) -> None:
-        """Make the world."""
-        self._env = game.make("rgb_array")
-        self.to_range = Range(self._env.action_space)
-        self.token_spec = game.token_spec
-        self.agents: list[str] = []
-
-    @property
-    def action_space(self) -> Any:
-        """What `play` takes."""
-        return self._env.action_space
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to play."""
-        return not self.agents
-
-    def reset(self, seed: int, number: int = 0) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start an episode, the same for the same seed + number."""
-        self.tokens, info = self._env.reset(seed=(seed + number) % 2**31)
-        self.agents, self.number, self.clock, self.total_return = ["agent_0"], number, 0, 0.0
-        self.signal = info["signal_mask"]
-        return {"agent_0": self.tokens}, {"agent_0": info}
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Play the agent's action of "agent_0": what it sees, info; there are no `agents` once the episode is over."""
-        info = self.play(self.to_range(np.asarray(actions["agent_0"])))
-        return {"agent_0": self.tokens}, {"agent_0": info}
-
-    def play(self, action: Any) -> dict[str, Any]:
-        """Play an action of the game's own space; returns info."""
-        self.tokens, reward, terminated, truncated, info = self._env.step(action)
-        self.clock += 1
-        self.total_return += float(reward)
-        self.signal = info["signal_mask"]
-        if terminated or truncated:
-            self.agents = []
-        return info
-
-    def render(self, weights: np.ndarray | None = None, meaning: str = "weight") -> np.ndarray:
-        """Draw the world, and under it what each token weighs (N,), if given: bars, those of features by name.
-
-        `meaning` tells what the weights are.
-        """
-        from noisy_envs.rendering.token_bars import under
-
-        with unseen():
-            picture: Any = self._env.render()
-        return under(np.asarray(picture, np.uint8), weights, self.signal, self.tokens, self.token_spec, meaning)
-
-    def close(self) -> None:
-        """Release what drawing holds."""
-        self._env.close()
+    def inverse(self, action: Any) -> np.ndarray:
+        """Return what becomes an action of the space: an integer from 0, or numbers (A,)."""
+        if isinstance(self._space, Discrete):
+            return np.asarray(action - self._space.start)
+        centred = np.asarray(action, np.float64) + self._whole / 2 - self._middle
+        return (centred / np.where(self._reach, self._reach, 1)).ravel()

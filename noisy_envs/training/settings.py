@@ -1,83 +1,284 @@
-"""Settings of a run: the command line, seeds, what a device can hold."""
+"""Settings of a run: their defaults by environment, the command line, and what is checked before anything is made."""
 
 from __future__ import annotations
 
-import hashlib
+import argparse
+import dataclasses
+import math
 import os
-import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from types import ModuleType
+from typing import Any
 
-Settings = TypeVar("Settings")
+import torch
+
+from noisy_envs import registration
+from noisy_envs.games.simple_tag import MPE
+from noisy_envs.rendering.video import check_video_path
+from noisy_envs.training.accelerate import CPU_PIECE
+from noisy_envs.training.arguments import parse_arguments
+from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, only_runs
+from noisy_envs.training.distributed import WORLD_SIZE
+from noisy_envs.training.envs import EnvArgs, can_render, game_of, num_learners
+from noisy_envs.training.metrics import import_wandb
+from noisy_envs.training.process import check_memory
 
 
-def parse_arguments(
-    kind: type[Settings], argv: Sequence[str], default: Settings, description: str | None = None
-) -> Settings:
-    """Read the settings of a dataclass from the command line, by tyro; all else is as in `default`.
+@dataclass
+class RunArgs(EnvArgs):
+    """How a run is started, saved and evaluated: nothing here changes what is learned."""
+
+    device: str = "cpu"
+    """device of environments and network: cpu, cuda, cuda:1, ..."""
+    num_threads: int = 1
+    """CPU threads of torch; two are faster on idle cores, but far slower if other programs use them"""
+    compile: bool = False
+    """compile network and environments, which takes a minute at the start; on by default on a GPU and for the
+    paper's narrow networks"""
+    cuda_graphs: bool = True
+    """on a GPU, record rollout and gradient as CUDA graphs"""
+    torch_deterministic: bool = False
+    """use deterministic kernels only (torch.use_deterministic_algorithms)"""
+    run_dir: Path = Path("runs")
+    """parent directory of the run's folder"""
+    resume: Path | None = None
+    """folder of a run to resume with its settings; only settings that do not affect learning may be changed, and
+    --total-timesteps may grow if the learning rate is not annealed"""
+    checkpoint_interval: int = 10
+    """updates between checkpoints; the first update is always followed by one"""
+    track: bool = False
+    """log to Weights & Biases"""
+    wandb_project: str = "noisy-envs"
+    """project in Weights & Biases"""
+    evaluate: tuple[Path, ...] = ()
+    """evaluate these checkpoints, or folders of runs, at each --num-noise instead of training"""
+    record: Path | None = None
+    """with --evaluate: GIF or MP4 file of an episode with pooling weights, of the first run at the first noise level"""
+    eval_episodes: int = 100
+    """episodes of an evaluation, on seeds that training never uses"""
+    eval_deterministic: bool = True
+    """evaluate the most probable actions; otherwise sample actions as in training"""
+    capture_video: bool = True
+    """record an episode at the end of training"""
+
+
+# what may change when a run is resumed, because learning does not depend on it
+MAY_CHANGE = {field.name for field in fields(RunArgs)} - {field.name for field in fields(EnvArgs)} | {"total_timesteps"}
+# lowest and highest values of settings; any other number is at least 1
+LIMITS: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
+    "ent_coef": (0, 1e6), "vf_coef": (0, 1e6), "kl_coef": (0, 1e6), "kl_target": (1e-9, math.inf),
+    "max_grad_norm": (1e-9, math.inf), "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+    "seed": (0, 2**63 - 1), "num_threads": (1, 1024), "eval_episodes": (1, 10**6), "num_layers": (1, 1000),
+    "embed_dim": (1, 2**14), "feedforward_dim": (1, 2**14), "mlp_dim": (1, 2**14), "role_dim": (1, 2**14),
+}  # fmt: skip
+
+
+def parse(module: ModuleType, argv: Sequence[str]) -> Any:
+    """Read the settings of an agent, `module.Args`.
+
+    Defaults are those of `--env-id` and `--preset` in presets.toml beside the agent's file, or those of the run that
+    `--resume` or `--evaluate` names.
 
     Raises:
-        ValueError: a flag has a value, or a path is not text, naming it.
+        ValueError, OSError: naming the setting, its value and what is expected.
     """
-    import tyro
-
-    flags = {name.replace("_", "-") for name, value in vars(default).items() if isinstance(value, bool)}
-    for word, following in pairwise([*argv, ""]):
-        flag, equals, value = word.replace("_", "-").partition("=")
-        name = flag.removeprefix("--").removeprefix("no-")
-        if flag.startswith("--") and name in flags and (equals or (following and not following.startswith("-"))):
-            raise ValueError(f"{flag} {value or following}: expected the flag alone, --{name} or --no-{name}")
-    args = tyro.cli(kind, args=argv, default=default, description=description)
-    for name, value in vars(args).items():
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path):
-                check_path(name, path)
+    first = argparse.ArgumentParser(usage="%(prog)s [OPTIONS]", add_help=False, allow_abbrev=False)
+    for option in ("env-id", "preset", "device", "resume"):
+        first.add_argument(f"--{option}", f"--{option.replace('-', '_')}")
+    first.add_argument("--evaluate", nargs="+", default=[])  # an empty list would train the demo
+    chosen = first.parse_known_args(argv)[0]
+    if chosen.evaluate:
+        paths = only_runs([Path(path) for path in chosen.evaluate])
+        args = dataclasses.replace(merge_eval_args(module, argv, paths[0]), evaluate=tuple(paths))
+    elif chosen.resume is not None:
+        path = checkpoint_path(Path(chosen.resume))
+        if path.name != "checkpoint.pt":
+            raise ValueError(f"resume={chosen.resume!r}: expected a run's folder, whose checkpoint.pt is resumed")
+        saved = load_args(module, path)
+        args = dataclasses.replace(parse_arguments(module.Args, argv, saved), resume=path.parent)
+        check_resume(saved, args)
+    else:
+        env_id = chosen.env_id or module.Args.env_id
+        defaults = preset_args(module, env_id, chosen.preset, chosen.device or "cpu")
+        args = parse_arguments(module.Args, argv, defaults)
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
+    validate(args)
     return args
 
 
-def check_path(name: str, path: Path) -> None:
-    """Raise ValueError unless a path is text: TensorBoard and tables cannot hold bytes that are no UTF-8."""
-    if re.search("[\0\ud800-\udfff]", str(path)):
-        raise ValueError(f"{name}={str(path)!r}: expected a path of UTF-8 text")
+def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str) -> Any:
+    """Return the default settings for an environment id.
 
+    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others. A file that was
+    copied without presets.toml has its own defaults for every id.
 
-def derive_seed(seed: int, purpose: str) -> int:
-    """Hash a run's seed and a purpose ("train", "evaluate") to a seed of environments.
-
-    World i takes this seed + i: runs seeded 1, 2, 3 would share worlds if they used their seeds as they are.
+    Raises:
+        ValueError: there is no such preset for this environment.
     """
-    digest = hashlib.blake2b(f"{seed} {purpose}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2
+    game, parameters = registration.find(env_id)
+    path = Path(str(module.__file__)).with_name("presets.toml")
+    if preset and not path.is_file():
+        raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
+    presets = load_presets(path)
+    name = "gymnasium" if game == registration.OTHER else game
+    in_paper = name in presets["paper"] and parameters not in ({}, MPE)
+    fast = preset == "fast" or (not preset and not in_paper)
+    if not fast and name not in presets["paper"]:
+        raise ValueError(f"preset={preset!r}: the paper has no settings for {env_id}, only 'fast' is available")
+    values = presets["fast" if fast else "paper"].get(name, {})
+    on_gpu = device.startswith("cuda")
+    can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
+    compiled = can_compile and (on_gpu or values.get("compile", False))
+    return module.Args(**{**values, "env_id": env_id, "preset": "fast" if fast else "paper", "compile": compiled})
 
 
-def use_deterministic(on: bool) -> None:
-    """Let torch use only kernels that give the same bits each time, or any again. Call it before a GPU is used.
+def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table.
 
-    Sets the environment's CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads when it starts, unless it is set.
+    If the file is missing, no game has settings.
     """
-    import torch
+    if not path.is_file():
+        return {"fast": {}, "paper": {}}
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
 
-    if on:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on)
+    def resolved(table: dict[str, Any]) -> dict[str, Any]:
+        preset, _, game = table.get("inherits", "").partition(".")
+        base = resolved(tables[preset][game]) if game else {}
+        return base | {name: value for name, value in table.items() if name != "inherits"}
+
+    return {preset: {game: resolved(table) for game, table in games.items()} for preset, games in tables.items()}
 
 
-def check_memory(needs: Mapping[str, int], device: str) -> None:
-    """Raise ValueError if a device cannot hold one of `needs`: float32 numbers, by the settings that ask for them.
+def merge_eval_args(module: ModuleType, argv: Sequence[str], path: Path) -> Any:
+    """Return the settings of a run's evaluation: its own, except for those given on the command line.
 
-    Linux grants more memory than there is, and kills the process that uses it.
+    Raises:
+        ValueError: the run was trained on another game.
     """
-    import torch
+    saved = load_args(module, path)
+    args = parse_arguments(module.Args, argv, dataclasses.replace(saved, num_noise=()))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
+    game, _ = registration.find(args.env_id)
+    if args.env_id != saved.env_id and (game != registration.find(saved.env_id)[0] or game == registration.OTHER):
+        raise ValueError(f"env_id={args.env_id!r}: {path} was trained on another game, {saved.env_id}")
+    return args
 
-    if torch.device(device).type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-    elif hasattr(os, "sysconf"):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:  # Windows grants what there is
-        return
-    for settings, numbers in needs.items():
-        if 4 * numbers > total:
-            asked, there = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))
-            raise ValueError(f"not enough memory: {settings} need at least {asked}, {device} has {there}")
+
+def load_args(module: ModuleType, path: Path) -> Any:
+    """Read the settings of a run from its checkpoint.
+
+    Raises:
+        ValueError, OSError: there is no checkpoint of this agent's version, naming the path.
+    """
+    path = checkpoint_path(path)
+    content: Any = load_checkpoint(path)
+    saved = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
+        raise ValueError(f"{path}: expected a checkpoint of an agent, but it holds no settings or no weights")
+    known = {field.name for field in fields(module.Args)}
+    if saved.keys() != known:
+        differing = sorted(saved.keys() ^ known)
+        raise ValueError(f"{path} was written by another version of this agent: the settings {differing} differ")
+    defaults = module.Args()
+    for name, value in saved.items():
+        default = getattr(defaults, name)
+        kind = str if isinstance(default, Path) else type(default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{path}: {name}={value!r}: expected a value of type {kind.__name__}")
+    return module.Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+
+
+def check_resume(saved: Any, args: Any) -> None:
+    """Raise ValueError if a setting that learning depends on differs from that of the run to resume."""
+    for field in fields(args):
+        old, new = getattr(saved, field.name), getattr(args, field.name)
+        if old != new and field.name not in MAY_CHANGE:
+            raise ValueError(f"{field.name}={new!r}: the run to resume has {old!r}")
+    if args.anneal_lr and args.total_timesteps != saved.total_timesteps:
+        raise ValueError(
+            f"total_timesteps={args.total_timesteps}: expected {saved.total_timesteps}: the learning rate is annealed"
+        )
+    if torch.device(args.device).type != torch.device(saved.device).type:
+        raise ValueError(f"device={args.device!r}: a run must be resumed on the same type of device, {saved.device!r}")
+
+
+def validate(args: Any) -> None:
+    """Raise ValueError, naming the setting, its value and what is expected."""
+    registration.find(args.env_id)
+    for field in fields(args):
+        value = getattr(args, field.name)
+        lowest, highest = LIMITS.get(field.name, (1, math.inf))
+        if type(value) in (int, float) and not lowest <= value <= highest:  # NaN fails too
+            raise ValueError(f"{field.name}={value}: expected a number from {lowest} to {highest}")
+    game = game_of(args)
+    if not hasattr(game, "token_spec"):
+        raise ValueError(f"env_kwargs={args.env_kwargs}: expected observations that are tokens, not pictures")
+    teams = ("first", *getattr(game, "teams", ()))
+    if args.learners not in teams:
+        raise ValueError(f"learners={args.learners!r}: expected one of {', '.join(teams)} in {args.env_id}")
+    try:
+        torch.zeros((), device=args.device).item()  # refuses the device "meta" too
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={args.device!r}: {str(error).splitlines()[0]}") from None
+    check_mode(args)
+    check_sizes(args, game.token_spec)
+
+
+def check_mode(args: Any) -> None:
+    """Check what is to be done, as `validate` does."""
+    if len(args.num_noise) > 1 and not args.evaluate:
+        raise ValueError(f"num_noise={args.num_noise}: expected one number for training; several need --evaluate")
+    if args.record is not None:
+        if not args.evaluate:
+            raise ValueError(f"record={str(args.record)!r}: needs --evaluate; training records its episode.gif itself")
+        if not can_render(args):
+            raise ValueError(f"record={str(args.record)!r}: {args.env_id} cannot be drawn as an image")
+        check_video_path(args.record)
+    if args.evaluate and args.resume is not None:
+        raise ValueError(f"resume={str(args.resume)!r}: not together with --evaluate, which trains nothing")
+    if args.track:
+        import_wandb()
+
+
+def check_sizes(args: Any, spec: Any) -> None:
+    """Check what must fit together, and into memory, as `validate` does; `spec` is the game's `TokenSpec`."""
+    size = args.num_envs * args.num_steps * num_learners(args)
+    if not args.evaluate:
+        if args.total_timesteps < size:
+            raise ValueError(f"total_timesteps={args.total_timesteps}: expected at least the {size} of one update")
+        if args.minibatch_size < 2 or size % args.minibatch_size:
+            raise ValueError(f"minibatch_size={args.minibatch_size}: expected at least 2, and a divisor of {size}")
+    for setting in ("num_envs", "minibatch_size"):
+        if getattr(args, setting) % WORLD_SIZE:
+            raise ValueError(f"{setting}={getattr(args, setting)}: expected a multiple of the {WORLD_SIZE} processes")
+    check_memory(memory_needs(args, spec, size), args.device)
+    values = vars(args)  # a copied agent may have other settings
+    if values.get("embed_dim", 0) % values.get("num_heads", 1):
+        raise ValueError(f"embed_dim={args.embed_dim}: expected a multiple of num_heads={args.num_heads}")
+    if values.get("log_std_min", 0) > values.get("log_std_max", 0):
+        raise ValueError(f"log_std_min={args.log_std_min}: expected at most log_std_max={args.log_std_max}")
+    if values.get("attention_scale", "head") not in ("head", "embed"):
+        raise ValueError(f"attention_scale={args.attention_scale!r}: expected 'head' or 'embed'")
+
+
+def memory_needs(args: Any, spec: Any, size: int) -> dict[str, int]:
+    """Return the float32 numbers that settings ask for, at least; `size` is the number of steps in an update."""
+    dim, num_layers, feedforward_dim = (
+        vars(args).get(name, 1) for name in ("embed_dim", "num_layers", "feedforward_dim")
+    )
+    layers = num_layers * (4 * dim + 2 * feedforward_dim)  # kept for each token's gradient
+    needs = {
+        "num_layers, embed_dim and feedforward_dim": 4 * dim * layers,  # weights, gradients, two moments of Adam
+        "eval_episodes": args.eval_episodes * spec.num_tokens * max(spec.num_features, dim),
+    }
+    if not args.evaluate:
+        rows = args.minibatch_size // WORLD_SIZE
+        rows = rows if args.device.startswith("cuda") else min(rows, CPU_PIECE)
+        rollout = 2 * size * spec.num_tokens * spec.num_features  # before and after each step
+        needs |= {"num_envs and num_steps": rollout // WORLD_SIZE, "minibatch_size": rows * spec.num_tokens * layers}
+    return needs

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import (
     FOLLOW,
-    GAMES,
+    GAME_IDS,
     IDS,
     ONE_AND_THREE,
     PETTINGZOO,
@@ -132,13 +132,13 @@ def test_no_limit_of_gymnasiums_lengthens_an_episode(env_id):
         gymnasium.make_vec(env_id, 2, **wish)
     assert gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=4).max_steps == 4
     assert length_of(gymnasium.make(env_id, **wish)) == 4  # as the pages say
-    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).core).__doc__.split())
+    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).game).__doc__.split())
 
 
 @each_game
 @pytest.mark.parametrize("options", [{}, {"max_steps": 6}], ids=["default", "shorter"])
 def test_the_spec_tells_the_limit_that_the_environment_keeps(env_id, options):
-    limit = make(env_id, **options).core.max_steps
+    limit = make(env_id, **options).game.max_steps
     env, envs = gymnasium.make(env_id, **options), gymnasium.make_vec(env_id, 2, **options)
     assert "TimeLimit" not in str(env) and gymnasium.spec(env_id).max_episode_steps is None
     for each in (env, env.unwrapped, envs, copy.deepcopy(env), pickle.loads(pickle.dumps(envs))):
@@ -216,7 +216,7 @@ def test_return_equal_in_every_view(game, seed, dense_rewards):
         aec.step(None if terminated or truncated else act(tokens))
     assert total == expected
 
-    single = make(GAMES[game], **options, **FOLLOW[game](steer))
+    single = make(GAME_IDS[game], **options, **FOLLOW[game](steer))
     tokens, _ = single.reset(seed=seed)
     total_return = 0.0
     for _ in range(7):
@@ -278,10 +278,10 @@ def every_view(game, unseeded=False):
     """Play each view of a game and return what it gave."""
     seen = []
     seed = None if unseeded else 3
-    single = make(GAMES[game], max_steps=5)
+    single = make(GAME_IDS[game], max_steps=5)
     seen.append(play(single, draw_actions(single.action_space, 12), seed=seed))
     for backend in ("numpy", "torch"):
-        envs = gymnasium.make_vec(GAMES[game], 2, backend=backend, max_steps=5)
+        envs = gymnasium.make_vec(GAME_IDS[game], 2, backend=backend, max_steps=5)
         acts = [to_backend(action, backend) for action in draw_actions(envs.action_space, 12)]
         seen.append(play(envs, acts, seed=seed))
     if game in PETTINGZOO:
@@ -290,7 +290,7 @@ def every_view(game, unseeded=False):
     return seen
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", GAME_IDS)
 def test_global_generators_neither_used_nor_touched(game):
     torch = pytest.importorskip("torch")
     before = global_states()
@@ -381,7 +381,7 @@ def test_refused_reset_changes_nothing(env_id):
 @each_pettingzoo
 def test_parallel_takes_the_state_of_single(game):
     options = ONE_AND_THREE[game][1]
-    single, parallel = make(GAMES[game], **options), module(game).parallel_env(**options)
+    single, parallel = make(GAME_IDS[game], **options), module(game).parallel_env(**options)
     tokens, _ = single.reset(seed=4)
     assert_same(parallel.reset(seed=9, options={"state": single.state})[0][parallel.agents[0]], tokens)
 
@@ -420,8 +420,8 @@ BAD = {
 }
 
 
-def bad_actions(core):
-    return BAD["continuous" if core.continuous_actions else "discrete"]
+def bad_actions(game):
+    return BAD["continuous" if game.continuous_actions else "discrete"]
 
 
 @each_control
@@ -430,7 +430,7 @@ def test_bad_action_is_refused_and_changes_nothing(env_id, options):
     actions = draw_actions(env.action_space, 3)
     play(env, actions, seed=0)
     play(untouched, actions, seed=0)
-    for bad in bad_actions(env.core):
+    for bad in bad_actions(env.game):
         with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
             env.step(bad)
     assert_same(play(env, actions), play(untouched, actions))
@@ -443,7 +443,7 @@ def test_bad_action_in_parallel(game, continuous):
     env.reset(seed=0)
     state = env.state()
     (good,) = joint(env, 1)
-    for bad in bad_actions(env.core):
+    for bad in bad_actions(env.game):
         with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
             env.step({**good, env.agents[1]: bad})
     lacking = {agent: good[agent] for agent in env.agents[1:]}
@@ -459,10 +459,10 @@ def test_bad_actions_in_numpy_vector(env_id, options):
     envs.reset(seed=0)
     good = envs.action_space.sample()
     wrong = [good[:2], good[None], good[0]]
-    for value in (np.nan, -np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, -np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         wrong.append(good.copy())
         wrong[-1][2, ...] = value
-    if not envs.core.continuous_actions:
+    if not envs.game.continuous_actions:
         wrong += [good.astype(float), good == 1]
     for bad in wrong:
         with pytest.raises(ValueError, match="must be"):
@@ -481,12 +481,12 @@ def test_bad_actions_in_torch_vector(env_id, options):
     trusting.reset(seed=0)
     array = envs.action_space.sample()
     good = torch.from_numpy(array)
-    other_type = good.long() if envs.core.continuous_actions else good.float()
+    other_type = good.long() if envs.game.continuous_actions else good.float()
     for bad in (good[:2], good[None], good[0], other_type, good.to("meta"), array, array.tolist()):
         for each in (envs, trusting):
             with pytest.raises(ValueError, match="must be"):
                 each.step(bad)
-    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         bad = good.clone()
         bad[1, ...] = value
         with pytest.raises(ValueError, match="of world 1"):
@@ -499,7 +499,7 @@ def test_bad_actions_in_torch_vector(env_id, options):
 def test_bool_is_no_action(env_id, options, backend):
     envs = gymnasium.make_vec(env_id, 3, backend=backend, **options)
     envs.reset(seed=0)
-    if envs.core.continuous_actions and backend == "numpy":
+    if envs.game.continuous_actions and backend == "numpy":
         pytest.skip("NumPy turns any numbers into floats")
     with pytest.raises(ValueError, match="must be"):
         envs.step(to_backend(envs.action_space.sample() > 0, backend))
@@ -509,7 +509,7 @@ def test_bool_is_no_action(env_id, options, backend):
 def test_out_of_range_is_clipped(env_id, options, backend):
     extreme = np.array([9.0, -3.0, 10.0, 0.25, -0.5], np.float32)
     env = make(env_id, **options)
-    if not env.core.continuous_actions:
+    if not env.game.continuous_actions:
         pytest.skip("discrete")
     results = []
     for one in (extreme, extreme.clip(0, 1)):
@@ -523,7 +523,7 @@ def test_out_of_range_is_clipped(env_id, options, backend):
 @each_game
 def test_kinds_of_integers_are_equal(env_id):
     env = make(env_id)
-    if env.core.continuous_actions:
+    if env.game.continuous_actions:
         env = make(env_id, continuous_actions=False)
     results = []
     for three in (3, np.int64(3), np.uint8(3), np.uint64(3), np.array(3), np.array(3, np.int32)):
@@ -535,7 +535,7 @@ def test_kinds_of_integers_are_equal(env_id):
 @each_control
 def test_lists_and_doubles_are_actions(env_id, options):
     env = make(env_id, **options)
-    if not env.core.continuous_actions:
+    if not env.game.continuous_actions:
         pytest.skip("discrete")
     results = []
     for kind in (np.asarray, list, lambda one: one.astype(np.float64)):
@@ -650,7 +650,7 @@ def test_import_twice_warns_nothing():
 def test_pygame_sleeps_unless_something_is_drawn():
     code = f"""
 import sys, gymnasium, importlib
-for env_id in {list(GAMES.values())}:
+for env_id in {list(GAME_IDS.values())}:
     for env in (gymnasium.make("noisy_envs:" + env_id), gymnasium.make_vec(env_id, 2)):
         env.reset(seed=0)
         env.step(env.action_space.sample())

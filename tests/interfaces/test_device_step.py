@@ -23,7 +23,7 @@ each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MO
 
 
 class Played:
-    """Stands for `Recorded` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
+    """Stands for `CudaGraph` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
 
     def __init__(self, function):
         self.function, self.inputs, self.outputs = function, None, None
@@ -46,7 +46,7 @@ class Played:
 def device(monkeypatch):
     """Take the CPU for a GPU; compile nothing, but overwrite what a recorded step overwrites."""
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(vector_env, "compiled", lambda function, *inputs: function)
 
 
@@ -113,8 +113,6 @@ def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile
             for (tokens, info), (wanted, told) in [[one.reset(options={"reset_mask": mask}) for one in (envs, host)]]:
                 same(tokens, wanted)
                 same_info(info, told)
-        if i == 20:
-            envs.restore(envs.snapshot())
     for found, copies in kept:  # nothing that was handed out has been overwritten
         for one, other in zip(tree_flatten(found)[0], tree_flatten(copies)[0], strict=True):
             if one is not None:
@@ -137,7 +135,7 @@ def test_no_copies_are_the_same_numbers(env_id, options, device):
             same(one, other)
         same_info(found[4], expected[4])
     again = shared.step(actions)
-    assert again[0].data_ptr() == found[0].data_ptr() or shared.core.terminates  # the same place in memory
+    assert again[0].data_ptr() == found[0].data_ptr() or shared.game.terminates  # the same place in memory
 
 
 @pytest.mark.parametrize("copy", [True, False, np.False_])
@@ -146,7 +144,7 @@ def test_copies_on_numpy(env_id, copy):
     envs = gymnasium.make_vec(env_id, 3, copy=copy, compile=np.False_)
     envs.reset(seed=0)
     first, second = (envs.step(envs.action_space.sample())[4] for _ in range(2))
-    moves = envs.core.signal_moves or envs.core.terminates
+    moves = envs.game.signal_moves or envs.game.terminates
     assert np.shares_memory(first["snr"], second["snr"]) == (not copy and not moves)
     assert np.shares_memory(first["_snr"], second["_snr"]) == (not copy)
 
@@ -156,7 +154,7 @@ def test_copies_on_numpy(env_id, copy):
 @each_case
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     plain, compiled = (make(env_id, mode, num_envs=2, compile=flag, **options) for flag in (False, True))

@@ -10,7 +10,7 @@ import pytest
 from conftest import (
     FIRST_TEAM,
     FOLLOW,
-    GAMES,
+    GAME_IDS,
     ONE_AND_THREE,
     PETTINGZOO,
     POLICY_OF,
@@ -36,7 +36,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
@@ -112,7 +112,7 @@ def test_reset_step_ignores_the_action(env_id, options, backend, dense_rewards):
         each.step(actions[0])
         each.reset(options={"reset_mask": mask})
     senseless = to_backend(as_numpy(actions[3]).copy(), backend)
-    senseless[1, ...] = np.nan if envs.core.continuous_actions else -7
+    senseless[1, ...] = np.nan if envs.game.continuous_actions else -7
     for each, third in ((envs, senseless), (twin, actions[3])):
         for action in actions[1:3]:
             _, _, _, truncated, _ = each.step(action)
@@ -150,7 +150,7 @@ def test_final_observation(env_id, mode, backend):
     envs = native(env_id, 3, mode, max_steps=4, backend=backend)
     names = {"final_obs", "_final_obs", "final_info", "_final_info"}
     ordinary = {"signal_mask", "_signal_mask", "snr", "_snr"}
-    if envs.core.terminates:
+    if envs.game.terminates:
         ordinary |= {"is_success", "_is_success"}
     numpy_twin = native(env_id, 3, mode, max_steps=4)
     ends = 0
@@ -366,7 +366,7 @@ def test_episodes_differ(env_id, options, kind):
 @each_seed
 def test_parallel_view_plays_the_episode_of_single(game, seed, dense_rewards):
     options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 20}
-    single, parallel = make(GAMES[game], **options, **FOLLOW[game](steer)), module(game).parallel_env(**options)
+    single, parallel = make(GAME_IDS[game], **options, **FOLLOW[game](steer)), module(game).parallel_env(**options)
     actions = draw_actions(single.action_space, 20)
     learner = parallel.possible_agents[0]
     for episode in range(2):
@@ -386,7 +386,7 @@ def test_function_gets_the_chance_of_its_agent(game, seed):
     options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 6}
     runs = []
     for policy in ("random", lambda tokens, u: u):
-        envs = native(GAMES[game], 3, **options, **FOLLOW[game](policy))
+        envs = native(GAME_IDS[game], 3, **options, **FOLLOW[game](policy))
         runs.append((play(envs, draw_actions(envs.action_space, 10), seed=seed), envs.state))
     assert_same(*runs)
 
@@ -442,15 +442,6 @@ def test_refused_reset_changes_nothing(env_id, options, backend):
         with pytest.raises((ValueError, TypeError)):
             envs.reset(**wrong)
     assert_same(play(envs, actions[3:]), play(untouched, actions[3:]))
-
-
-@each_case
-def test_snapshot(env_id, options, backend):
-    source, target = (native(env_id, 3, **options, max_steps=7, backend=backend) for _ in range(2))
-    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
-    play(source, actions[:5], seed=0)
-    target.restore(source.snapshot())
-    assert_same(play(target, actions[5:]), play(source, actions[5:]))
 
 
 @each_case
@@ -526,7 +517,7 @@ def test_torch_draws_the_same_numbers(env_id, options, seed):
         for field, same in zip(ours.state, reference.state, strict=True):
             np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-6)
         if hasattr(ours, "token_spec"):
-            marker = ours.token_spec.marker
+            marker = ours.token_spec.padding_feature
             np.testing.assert_array_equal(as_numpy(tokens[..., marker]), expected[..., marker])  # roles, so counts too
         np.testing.assert_array_equal(as_numpy(info["signal_mask"]), told["signal_mask"])
         np.testing.assert_allclose(as_numpy(info["snr"]), told["snr"], rtol=1e-6)
@@ -578,7 +569,7 @@ def test_torch_types_and_devices(env_id, options, device):
 def test_torch_builds_no_graph(env_id, options):
     torch = pytest.importorskip("torch")
     envs = native(env_id, 2, **options, backend="torch")
-    if not envs.core.continuous_actions:
+    if not envs.game.continuous_actions:
         pytest.skip("integers have no gradient")
     envs.reset(seed=0)
     tokens, reward, *_ = envs.step(torch.full((2, 5), 0.5, requires_grad=True))
@@ -589,7 +580,7 @@ def test_torch_builds_no_graph(env_id, options):
 def test_torch_keeps_its_types_whatever_the_action(env_id, options):
     torch = pytest.importorskip("torch")
     envs = native(env_id, 2, **options, backend="torch")
-    kinds = ("float64", "float16") if envs.core.continuous_actions else ("int32", "uint8")
+    kinds = ("float64", "float16") if envs.game.continuous_actions else ("int32", "uint8")
     for kind in kinds:
         first, _ = envs.reset(seed=0)
         before = [array.dtype for array in (*envs.state, first)]
@@ -625,7 +616,7 @@ INFO = ("signal_mask", "snr")
 
 def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, tuple[int, ...]]:
     """Return how many agents a team has, and the shape of what each sees."""
-    return len(envs.core.agents[envs.core.teams[team]]), envs.core.observation_bounds[0].shape
+    return len(envs.game.agents[envs.game.teams[team]]), envs.game.observation_bounds[0].shape
 
 
 @each_team
@@ -635,7 +626,7 @@ def test_agent_axis(env_id, options, team, mode, backend):
     envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
     n, shape = team_of(envs, team)
     assert envs.single_observation_space.shape == (n, *shape)
-    assert envs.action_space.shape == ((3, n, 5) if envs.core.continuous_actions else (3, n))
+    assert envs.action_space.shape == ((3, n, 5) if envs.game.continuous_actions else (3, n))
     resets = 0
     for result in staggered(envs, 30, backend=backend):
         info = result[-1]
@@ -726,7 +717,7 @@ def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mo
 def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards):
     """As if all were driven by the functions that those follow, each from its own tokens and chance."""
     (options,) = (dict(options) for options in VARIANTS[game].values() if any(map(callable, options.values())))
-    for team, learners in CORES[game](**options).teams.items():
+    for team, learners in GAMES[game](**options).teams.items():
         everyone = module(game).parallel_env(**options)
         some = module(game).parallel_env(**options, learners=team)
         names = everyone.possible_agents
@@ -734,7 +725,7 @@ def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards)
         seen, ours = everyone.reset(seed=seed), some.reset(seed=seed)
         for t in range(20):
             assert_same(list(ours), [{agent: part[agent] for agent in some.possible_agents} for part in seen])
-            u = everyone._episode.chance().policy
+            u = everyone._episode.step_randomness().policy
             acts = {
                 agent: options[POLICY_OF[game][agent.split("_")[0]]](seen[0][agent][None], u[:, i])[0]
                 for i, agent in enumerate(names)
@@ -747,10 +738,10 @@ def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards)
 def test_a_team_is_paid_and_sees_as_if_with_all(env_id, options, backend):
     envs = native(env_id, 300, **options, learners="all", backend=backend)
     play(envs, [to_backend(action, backend) for action in draw_actions(envs.action_space, 5)], seed=0)
-    core, state = envs.core, envs.state
-    assert np.ptp(as_numpy(core.reward(state)), axis=0).all()
-    for agents in (*core.teams.values(), *(slice(i, i + 1) for i in range(len(core.agents)))):
-        for what in (core.reward, core.observe):
+    game, state = envs.game, envs.state
+    assert np.ptp(as_numpy(game.reward(state)), axis=0).all()
+    for agents in (*game.teams.values(), *(slice(i, i + 1) for i in range(len(game.agents)))):
+        for what in (game.reward, game.observe):
             np.testing.assert_array_equal(as_numpy(what(state, agents)), as_numpy(what(state)[:, agents]))
 
 
@@ -797,17 +788,6 @@ def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend,
 
 
 @each_team
-def test_snapshot_of_a_team(env_id, options, team, backend):
-    source, target = (
-        native(env_id, 3, SAME_STEP, **options, max_steps=7, learners=team, backend=backend) for _ in range(2)
-    )
-    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
-    play(source, actions[:5], seed=0)
-    target.restore(source.snapshot())
-    assert_same(play(target, actions[5:]), play(source, actions[5:]))
-
-
-@each_team
 def test_a_team_is_drawn_as_in_the_parallel_view(env_id, options, team, backend):
     game, _ = ENVIRONMENTS[env_id]
     if game not in PETTINGZOO:
@@ -838,7 +818,7 @@ def test_bad_actions_of_a_team(env_id, options, team, backend):
         for each in (envs, trusting):
             with pytest.raises(ValueError, match=r"actions: .* must be .* \(3, "):
                 each.step(to_backend(bad, backend))
-    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         bad = array.copy()
         bad[1, -1, ...] = value
         with pytest.raises(ValueError, match="of world 1: must be"):
@@ -853,7 +833,7 @@ def test_bad_actions_of_a_team(env_id, options, team, backend):
 @pytest.mark.parametrize("wrong", ["wolves", "First", None, 0, ""])
 def test_a_wrong_team_is_named(env_id, wrong):
     game, _ = ENVIRONMENTS[env_id]
-    teams = ", ".join(map(repr, CORES[game]().teams))
+    teams = ", ".join(map(repr, GAMES[game]().teams))
     with pytest.raises(ValueError, match=rf"^learners={wrong!r}: must be one of 'first', {teams}$"):
         native(env_id, 2, learners=wrong)
     if game in PETTINGZOO:
@@ -864,7 +844,7 @@ def test_a_wrong_team_is_named(env_id, wrong):
 def test_the_first_agent_may_be_driven_alone():
     env = module("simple_tag").parallel_env(learners="first")
     observations, _ = env.reset(seed=3)
-    single = make(GAMES["simple_tag"])
+    single = make(GAME_IDS["simple_tag"])
     tokens, _ = single.reset(seed=3)
     assert env.agents == ["predator_0"]
     while env.agents:
@@ -895,10 +875,10 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
     game, _ = ENVIRONMENTS[env_id]
 
     def misguided(tokens: Any, u: Any) -> Any:
-        return answer(u if env.core.continuous_actions else (u > 0.5) * 1)
+        return answer(u if env.game.continuous_actions else (u > 0.5) * 1)
 
     options = {**options, **ONE_AND_THREE[game][1], **FOLLOW[game](misguided)}
-    *_, team = CORES[game](**options).teams
+    *_, team = GAMES[game](**options).teams
     if kind == "parallel" and (team == "all" or game not in PETTINGZOO):
         pytest.skip("all agents are driven")
     if kind == "parallel":
@@ -908,8 +888,8 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
         env = make(env_id, **options) if kind == "single" else native(env_id, 3, **options, backend=kind)
         (action,) = draw_actions(env.action_space, 1)
         action = action if kind == "single" else to_backend(action, kind)
-    shape = r"\(\d, 5\)" if env.core.continuous_actions else r"\(\d,\)"
-    allowed = f"{'real floating' if env.core.continuous_actions else 'integral'} {shape}"
+    shape = r"\(\d, 5\)" if env.game.continuous_actions else r"\(\d,\)"
+    allowed = f"{'real floating' if env.game.continuous_actions else 'integral'} {shape}"
     env.reset(seed=0)
     with pytest.raises(ValueError, match=rf"policy <function .*misguided.*> gave .*: must be {allowed}"):
         env.step(action)
@@ -919,7 +899,7 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
 @pytest.mark.parametrize("value", [-1, 5, np.nan, np.inf])
 def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
     game, _ = ENVIRONMENTS[env_id]
-    continuous = make(env_id, **options).core.continuous_actions
+    continuous = make(env_id, **options).game.continuous_actions
     if continuous == bool(np.isfinite(value)):
         pytest.skip("integers are finite, and numbers are clipped")
     options = {**options, **ONE_AND_THREE[game][1]}
@@ -931,7 +911,7 @@ def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
 
 
 @pytest.mark.parametrize(
-    "game", [pytest.param(game, marks=pytest.mark.slow) if game == "simple_tag" else game for game in GAMES]
+    "game", [pytest.param(game, marks=pytest.mark.slow) if game == "simple_tag" else game for game in GAME_IDS]
 )
 def test_any_number_of_compiled_environments(game, monkeypatch):
     """Dynamo refuses the ninth variant of one function, here the second."""
@@ -940,7 +920,7 @@ def test_any_number_of_compiled_environments(game, monkeypatch):
     torch._dynamo.reset()
     with torch._dynamo.config.patch(cache_size_limit=1):  # by the name that torch 2.6 has too
         for options in list(VARIANTS[game].values())[:2]:
-            envs = native(GAMES[game], 2, backend="torch", compile=True, **options)
+            envs = native(GAME_IDS[game], 2, backend="torch", compile=True, **options)
             envs.reset(seed=0)
             envs.step(to_backend(still(envs.action_space), "torch"))
 

@@ -19,11 +19,11 @@ pytest.importorskip("tyro")
 import torch
 
 from noisy_envs import ENVIRONMENTS
+from noisy_envs.randomness import derive_seed
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.metrics import MetricsLogger, read_metrics
 from noisy_envs.training.process import stop_signals
-from noisy_envs.training.settings import derive_seed
 
 SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "2"]
 SMALL += ["--eval-episodes", "3", "--no-gif"]
@@ -97,7 +97,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
         assert film.n_frames > 100
 
 
-def test_two_runs_never_share_a_folder(tmp_path):  # C54
+def test_two_runs_never_share_a_folder(tmp_path):
     assert len({new_folder(tmp_path, "run") for _ in range(3)}) == 3
 
 
@@ -128,7 +128,7 @@ def test_environment_seeds_are_apart():
     ],
     ids=lambda x: x if isinstance(x, str) else " ".join(x),
 )
-def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):  # C56, C60
+def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):
     agent = load_agent(head)
     words = ["--total-timesteps", "640", "--seed", "0", *options]
     first, folder = run(tmp_path / "whole", *words, agent=agent)
@@ -446,7 +446,7 @@ def test_a_reader_that_has_read_enough_is_no_error(program):
     [
         ["--num-envs", "0"],
         ["--total-timesteps", "10"],
-        ["--minibatch-size", "1"],  # C55
+        ["--minibatch-size", "1"],
         ["--minibatch-size", "3000"],
         ["--num-heads", "5"],
         ["--attention-scale", "none"],
@@ -506,11 +506,11 @@ def test_more_than_the_memory_is_refused_before_it_is_taken(words, tmp_path):
 
 def test_options_reach_the_worlds():
     args = ppo.parse(["--options", "num_signal=5", "num_noise=(0, 28)", "reward_shape=linear"])
-    core = ppo.make_envs(args, 2, "train")[0].core
-    assert (core.num_signal, core.num_noise, core.reward_shape) == (5, (0, 28), "linear")
+    game = ppo.make_envs(args, 2, "train")[0].game
+    assert (game.num_signal, game.num_noise, game.reward_shape) == (5, (0, 28), "linear")
     tag = ppo.parse(["--env-id", "noisy_envs/SimpleTag-v0", "--num-noise", "9", "--num-agents", "2"])
-    core = ppo.make_envs(tag, 2, "train")[0].core
-    assert (core.num_obstacles, core.num_predators) == (9, 2)
+    game = ppo.make_envs(tag, 2, "train")[0].game
+    assert (game.num_obstacles, game.num_predators) == (9, 2)
 
 
 def test_a_score_is_of_the_game_that_was_played():
@@ -563,7 +563,7 @@ def test_copies_are_checked_and_mended(tmp_path, place):
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
+def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):
     folders = {}
     for word in ("--compile", "--no-compile"):
         ppo.main([*PAPER, "--dropout", "0", "--run-dir", str(tmp_path / word), word])
@@ -581,7 +581,7 @@ def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
 
 
 @needs_compiler
-def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  # C58
+def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):
     args = ppo.parse(
         [*PAPER, "--options", "num_noise=(0, 28)", "--dropout", "0.1", "--run-dir", str(tmp_path), "--compile"]
     )
@@ -599,7 +599,7 @@ def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  
     trainer.close()
 
 
-def test_two_processes_train_one_run(tmp_path):  # C61
+def test_two_processes_train_one_run(tmp_path):
     words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--save-every", "1", "--dropout", "0.1"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from conftest import GAMES, TINY, load_agent, train_tiny
+from conftest import GAME_IDS, TINY, load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.randomness import derive_seed
 from noisy_envs.training.metrics import read_metrics
-from noisy_envs.training.settings import derive_seed
 
-TAG = ["--env-id", GAMES["simple_tag"]]
+TAG = ["--env-id", GAME_IDS["simple_tag"]]
 SHORT = ["--options", "max_steps=5"]
 # words, and how many learn
 TEAMS = {

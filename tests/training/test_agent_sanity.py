@@ -11,7 +11,7 @@ import torch
 from conftest import HEADS, load_agent
 from torch import Tensor
 
-from noisy_envs.interfaces.functional import Outcome
+from noisy_envs.interfaces.functional import StepResult
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.tokens import TokenSpec
 
@@ -37,7 +37,7 @@ class MarkedSign:
     def __init__(self, num_envs: int, seed: int) -> None:
         zeros = torch.zeros(num_envs, dtype=torch.int64)
         self.key = episode_key(seed + torch.arange(num_envs), zeros)
-        self.worlds = Marked(self.show(zeros), zeros, zeros > 0)
+        self.batch_state = Marked(self.show(zeros), zeros, zeros > 0)
 
     def show(self, clock: Tensor) -> Tensor:
         values, place = uniforms(self.key, clock, (16, 1))
@@ -47,11 +47,11 @@ class MarkedSign:
     def answer(self, tokens: Tensor) -> Tensor:
         return ((tokens[..., 0] * tokens[..., 2]).sum(1) > 0).long()
 
-    def pure_step(self, worlds: Marked, actions: Tensor) -> tuple[Marked, Outcome]:
+    def pure_step(self, worlds: Marked, actions: Tensor) -> tuple[Marked, StepResult]:
         clock = worlds.clock + 1
         right = torch.where(worlds.clock % 3 == 0, actions == self.answer(worlds.tokens), worlds.right)
         over, tokens = clock % 3 == 0, self.show(clock)
-        return Marked(tokens, clock, right), Outcome(tokens, tokens, (right & over).float(), over, over & ~over)
+        return Marked(tokens, clock, right), StepResult(tokens, tokens, (right & over).float(), over, over & ~over)
 
 
 WORDS = ["--total-timesteps", "32768", "--num-envs", "256", "--num-steps", "8", "--minibatch-size", "512"]
@@ -67,7 +67,7 @@ def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
 
     def make_envs(args, num_envs, purpose, first=0):
         envs = MarkedSign(num_envs, ppo.derive_seed(args.seed, purpose) + first)
-        return envs, envs.worlds.tokens
+        return envs, envs.batch_state.tokens
 
     monkeypatch.setattr(ppo, "make_envs", make_envs)
     args = ppo.parse([*WORDS, "--run-dir", str(tmp_path)])

@@ -1,0 +1,113 @@
+"""What makes learning fast and is no part of it: pieces of a batch, compilation, CUDA graphs.
+
+`M` samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from noisy_envs.nn.cuda_graph import CudaGraph
+from noisy_envs.training.distributed import WORLD_SIZE, average_gradients
+
+CPU_PIECE = 1024  # samples whose activations fit a CPU's caches
+Samples = TypeVar("Samples", bound=tuple[Tensor, ...])
+Function = TypeVar("Function", bound=Callable[..., Any])
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+Gradient = Callable[..., dict[str, Tensor]]
+
+
+class Accelerator:
+    """Compiles and records the functions of a run, if its settings ask for it; else it returns them as they are."""
+
+    def __init__(self, compile: bool, record: bool, device: str) -> None:
+        """Choose what to do: `record` is whether functions on a GPU become CUDA graphs."""
+        self._compile, self._record = compile, record and WORLD_SIZE == 1
+        # A GPU sums over few tokens fastest without dividing them among threads.
+        self._options: Any = {"unroll_reductions_threshold": 64} if torch.device(device).type == "cuda" else None
+        if compile:
+            torch.compiler.reset()  # functions of another run in this process would count as variants of these
+
+    def compile(self, function: Function) -> Function:
+        """Compile a function of tensors."""
+        if not self._compile:
+            return function
+        compiled: Any = torch.compile(function, fullgraph=True, dynamic=False, options=self._options)
+        return compiled
+
+    def record(self, function: Function) -> Function:
+        """Record a function without gradients as a CUDA graph: each call overwrites what the last one returned."""
+        plain: Any = torch.no_grad()(function)
+        recorded: Any = CudaGraph(plain) if self._record else plain
+        return recorded
+
+    def gradient(self, model: nn.Module, loss: Loss) -> Gradient:
+        """Return a function of (samples, keep, *rest) that leaves the gradient of the loss in the weights' `grad`.
+
+        It returns the parts of the loss. Over several processes gradients are averaged.
+
+        Args:
+            model: whose weights learn.
+            loss: function of samples, a named tuple of tensors (M, ...), dropout masks `keep` (layers, M, ...) or None,
+                and other arguments, to the loss and its parts.
+        """
+        compiled = self.compile(loss)
+
+        def accumulated(*batch: Any) -> dict[str, Tensor]:
+            return accumulate_gradient(model, compiled, *batch)
+
+        function: Gradient = CudaGraph(accumulated) if self._record else accumulated
+
+        def averaged(*batch: Any) -> dict[str, Tensor]:
+            parts = function(*batch)
+            average_gradients(model)
+            return parts
+
+        return averaged if WORLD_SIZE > 1 else function
+
+
+def accumulate_gradient(
+    model: nn.Module, loss: Loss, samples: Any, keep: Tensor | None, *rest: Any
+) -> dict[str, Tensor]:
+    """Leave the gradient of the mean loss in the weights' `grad`, and return the parts of the loss.
+
+    A CPU takes as many samples at a time as its caches hold; a GPU takes all.
+    """
+    for weight in model.parameters():
+        weight.grad = None
+    size = len(samples[0])
+    piece = size if samples[0].is_cuda else max(i for i in range(1, min(size, CPU_PIECE) + 1) if size % i == 0)
+    pieces = zip(*(x.split(piece) for x in samples), strict=True)
+    masks = [None] * (size // piece) if keep is None else keep.split(piece, dim=1)
+    total: dict[str, Tensor] = {}
+    for part, mask in zip(pieces, masks, strict=True):
+        value, parts = loss(type(samples)(*part), mask, *rest)
+        (value * (piece / size)).backward()
+        for name, x in parts.items():
+            total[name] = total.get(name, 0) + x.detach() * (piece / size)
+    return total
+
+
+def minibatches(samples: Samples, size: int, generator: torch.Generator) -> Iterator[Samples]:
+    """Yield a random split of samples, a named tuple of tensors (M, ...), into parts of `size`."""
+    count = len(samples[0])
+    if size == count:  # the order within a minibatch does not matter
+        yield samples
+        return
+    for rows in torch.randperm(count, generator=generator, device=generator.device).split(size):
+        yield type(samples)(*(x[rows] for x in samples))
+
+
+def use_deterministic(on: bool) -> None:
+    """Let torch use only kernels that give the same bits each time, or any again. Call it before a GPU is used.
+
+    Sets the environment's CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads when it starts, unless it is set.
+    """
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)
