@@ -63,8 +63,8 @@ SLIPS = (
     Slip("an auto-reset repeats the episode", r"\((rows, \w+, \w+) \+ 1\)", r"(\1)", STEP),
     Slip("final tokens are of the next episode", r"(tokens, )final_(tokens, reward,)", r"\1\2", STEP),
     Slip("all parallel environments have one seed", r"(= base \+ )(np\.arange\()", r"\g<1>0 * \2", STEP),
-    Slip("scripts take the first agent's numbers", r"(policy|random)\[:, first:end\]", r"\1[:, : end - first]", STEP),
-    Slip("the mask is not shuffled with the tokens", r"tokens, signal = permuted\(", "tokens, _ = permuted(", WRAPPERS),
+    Slip("scripts take the first agent's numbers", r"\.(policy|random)\[:, (\w+):(\w+)\]", r".\1[:, : \3 - \2]", STEP),
+    Slip("the mask is not shuffled with the tokens", r"tokens, signal = (permuted?\()", r"tokens, _ = \1", WRAPPERS),
     Slip("frozen noise is drawn in each step", r"moment\.start if self\.frozen else moment", "moment", WRAPPERS),
     # pooling heads: two of the library, two of the agents' own
     Slip("AvgPool counts padding", r"(return \(mask.*) / mask\.sum\(.*clamp\(min=1\)", r"\1 / mask.shape[1]", POOLING),
