@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import load_supervised
+from helpers import load_supervised
 
 from noisy_envs import simple_centroid_v0
 from noisy_envs.games.simple_centroid import SimpleCentroid

@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make, to_backend, with_path
+from cases import by_default, slow
+from helpers import make, to_backend, with_path
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games import box_world_levels
@@ -37,6 +39,7 @@ from noisy_envs.games.box_world_levels import (
     GEM,
     KEYS,
     MAX_CACHED_LEVELS,
+    TRIES,
     Box,
     Level,
     LevelConfig,
@@ -243,7 +246,7 @@ def test_time_limit(limit, way):
 
 
 @each_setting
-@pytest.mark.in_turn("backend")
+@pytest.mark.parametrize("backend", ["torch", slow("numpy")], indirect=True)  # NumPy runs with torch, too
 def test_worlds_of_a_batch_do_not_mix(options, backend):
     game = BoxWorld(**options)
     together = dealt(game, 48, first=1000)
@@ -303,10 +306,11 @@ def impossible(game: BoxWorld, state: State, before: State) -> Iterator[str]:
 @each_setting
 def test_random_play_stays_within_the_rules(options):
     game = BoxWorld(**options)
-    state = dealt(game, 2000, first=5000)
+    count = 600
+    state = dealt(game, count, first=5000)
     random, events = np.random.default_rng(1), Counter()
     for t in range(60):
-        actions = random.integers(4, size=2000)
+        actions = random.integers(4, size=count)
         if t % 4:
             actions[:100] = game.policy("oracle", State(*(x[:100] for x in state)), np.zeros((100, 1)))[:, 0]
         before, state = state, step(game, state, actions)
@@ -317,7 +321,7 @@ def test_random_play_stays_within_the_rules(options):
         )
         assert np.isin(apart, [0, 1, game.width]).all()
         same(State(*state[2:4], *state[2:4], 0), State(*before[2:4], *before[2:4], 0))
-        changed = (state.outcome >= TOOK_KEY) | (t % 20 == 19) | (np.arange(2000) < 20)
+        changed = (state.outcome >= TOOK_KEY) | (t % 20 == 19) | (np.arange(count) < 20)
         some, past = (State(*(field[changed] for field in at)) for at in (state, before))
         assert list(impossible(game, some, past)) == []
         lost = (before.box_outcomes > 0).sum(axis=1) - (state.box_outcomes > 0).sum(axis=1)
@@ -418,7 +422,7 @@ def check_solutions(options: dict[str, Any], count: int, first: int = 0) -> None
 
 @each_setting
 def test_levels_are_solved(options):
-    check_solutions(options, 500)
+    check_solutions(options, 200)
 
 
 @pytest.mark.slow
@@ -497,13 +501,15 @@ def even(counter: Counter, outcomes: range) -> None:
     assert max(abs(count - mean) for count in counter.values()) <= 5 * np.sqrt(mean)
 
 
-@each_setting
-@pytest.mark.parametrize("tries", [box_world_levels.TRIES, 0])
-@pytest.mark.in_turn("tries")
-def test_where_things_lie(options, tries, monkeypatch):
+@by_default(
+    ("setting", "tries"),
+    [("paper", TRIES), ("large", TRIES), ("ranges", TRIES), ("chains", 0), ("smallest", 0), ("crowded", 0)],
+    product(SETTINGS, [TRIES, 0]),
+)
+def test_where_things_lie(setting, tries, monkeypatch):
     """At random, or in rows where no try succeeds."""
     monkeypatch.setattr(box_world_levels, "TRIES", tries)
-    game = BoxWorld(**options)
+    game = BoxWorld(**SETTINGS[setting])
     seen = defaultdict(Counter)
     for number in range(2000):
         level = box_world_levels.draw_level(game.level_config, number)
@@ -525,7 +531,7 @@ def test_where_things_lie(options, tries, monkeypatch):
             seen["key"][key] += 1
             seen["content"].update(contents)
     side = game.width - 2
-    if tries and options not in (SETTINGS["crowded"], SETTINGS["smallest"]):  # boxes there leave little choice
+    if tries and setting not in ("crowded", "smallest"):  # boxes there leave little choice
         for who, columns in (("agent", side), ("key", side), ("content", side - 1)):
             for axis, size in ((0, side), (1, columns)):
                 counter = Counter(place[axis] for place in seen[who].elements())

@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 import math
 import pickle
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from cases import by_default
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import Array, as_numpy
@@ -646,13 +648,18 @@ def test_torch_agrees_step_by_step(options):
         state = after
 
 
-@every_kind
-@pytest.mark.parametrize("team", ["all", "predators", "prey"])
-@pytest.mark.in_turn("team")
-def test_a_step_compiles_whole(options, team):
+@by_default(
+    ("kind", "team"),
+    [
+        *(("ghosts", "all"), ("mpe", "predators"), ("ranges", "predators")),
+        *(("continuous", "prey"), ("solid ranges", "prey"), ("half ghosts", "prey")),
+    ],
+    product(EVERY_KIND, ["all", "predators", "prey"]),
+)
+def test_a_step_compiles_whole(kind, team):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
-    game = SimpleTag(**options)
+    game = SimpleTag(**EVERY_KIND[kind])
     learners = game.teams[team]
     state, key = worlds(game, 4)
     rules = EnvParams(game, learners, assign_policies(game, learners), game.max_steps, None)

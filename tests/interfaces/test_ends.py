@@ -8,8 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import IDS, assert_same, load_agent, make, to_backend
+from cases import IDS
 from gymnasium.vector import AutoresetMode
+from helpers import assert_same, load_agent, make, to_backend
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy

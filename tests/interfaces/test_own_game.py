@@ -11,10 +11,10 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 
 from noisy_envs import registration
 from noisy_envs.arrays import Array, as_numpy, namespace

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make
+from helpers import make
 
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.games.box_world import PALETTE, BoxWorld, State

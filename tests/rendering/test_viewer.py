@@ -5,11 +5,13 @@ import pickle
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAME_IDS, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
+from cases import GAME_IDS, HEADS, by_default, each_id, posix
+from helpers import ROOT, load_agent, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.baselines import baseline_returns, play_baseline
@@ -179,7 +181,11 @@ def filmed(ppo, run):
     return evaluation.record_episode(agent, args)
 
 
-@each_head_and("env_id", GAME_IDS.values())
+@by_default(
+    ("head", "env_id"),
+    [("adapool", BOX), ("avgpool", TAG), ("clstoken", CENTROID), ("maxpool", BOX)],
+    product(HEADS, GAME_IDS.values()),
+)
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
@@ -198,11 +204,9 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(trained_run):
     """A run of AdaPool."""
-    pytest.importorskip("torch")
-    pytest.importorskip("tyro")
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
+    return trained_run("adapool", "--num-noise", "4", *SHORT)
 
 
 def test_several_learners_play_with_one_network(tmp_path):
@@ -398,11 +402,10 @@ CARTPOLE = "CartPole-v1"
 
 
 @pytest.fixture(scope="module")
-def balancing(tmp_path_factory):
+def balancing(trained_run):
     """A run of AdaPool on CartPole."""
-    pytest.importorskip("tyro")
     words = ["--env-id", CARTPOLE, "--num-noise", "4"]
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("cartpole"), *words)[1]
+    return trained_run("adapool", *words)
 
 
 def test_an_environment_of_others_is_watched_at_random(tmp_path):

@@ -11,14 +11,14 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
-network, report, experiment = (load_supervised(name) for name in ("network", "report", "experiment"))
+network, report, experiment, trainer = map(load_supervised, ("network", "report", "experiment", "trainer"))
 set_task, images = load_supervised("set_task"), load_supervised("images")
 Chance = load_supervised("chance").Chance
 SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
@@ -300,10 +300,10 @@ def test_pictures_change_with_seed_and_epoch():
 def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
     task = vision.Vision(vision.Args(), "digits on 16")
     built = task.network("maxpool", 1)
-    parts, found = experiment.split(task, 1), set()
+    parts, found = trainer.split(task, 1), set()
     for size in (2000, 50, 7):
-        monkeypatch.setattr(experiment, "EVAL_BATCH_SIZE", size)
-        found.add(experiment.mean_error(task, built, parts.test, "cpu"))
+        monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", size)
+        found.add(trainer.mean_error(task, built, parts.test, "cpu"))
     assert len(found) == 1
 
 
@@ -479,20 +479,24 @@ def cells_of(text):
     return lines[0][1:], {row[0]: row[1:] for row in lines[2:]}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_run(tmp_path, pytestconfig, script):
-    warnings = ["error", *(pytestconfig.getoption("pythonwarnings") or [])]  # as here, where old releases warn
-    command = [
-        sys.executable,
-        *(f"-W{rule}" for rule in warnings),
-        str(ROOT / "supervised" / f"{script}.py"),
-        *TINY[script],
-        "--out",
-        "out",
-    ]
-    env = with_path(ROOT)
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+def start(script, words, rules):
+    """Run a script as a program that raises warnings, but for `rules`; return what it prints."""
+    command = [sys.executable, *(f"-W{rule}" for rule in ("error", *rules)), ROOT / "supervised" / f"{script}.py"]
+    done = subprocess.run([*command, *words], env=with_path(ROOT), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.process)], ids=["called", "started"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run(tmp_path, pytestconfig, monkeypatch, capsys, script, started):
+    if started:
+        rules = pytestconfig.getoption("pythonwarnings") or []  # as here, where old releases warn
+        printed, errors = start(script, [*TINY[script], "--out", "out"], rules)
+    else:
+        monkeypatch.setattr(sys, "argv", [script, *TINY[script], "--out", "out"])
+        run(script, *TINY[script])
+        printed, errors = capsys.readouterr()
     out = tmp_path / "out"
     files = sorted(path.name for path in out.iterdir() if path.is_file())
     assert files == sorted([".lock", "table.md", "results.json", *FIGURES[script]])
@@ -502,7 +506,7 @@ def test_scripts_run(tmp_path, pytestconfig, script):
     header, rows = cells_of(text)
     assert header == COLUMNS[script] and list(rows) == ROWS[script]
     assert f"`python supervised/{script}.py {' '.join(TINY[script])} --out out`" in text
-    assert cells_of(done.stdout) == (header, rows)
+    assert cells_of(printed) == (header, rows)
     results = json.loads((out / "results.json").read_text())
     pools = list(dict.fromkeys(cell["pooling"] for cell in results["runs"]))
     assert [report.NAMES[pool] for pool in pools] == [row for row in rows if not row.startswith("baseline")]
@@ -514,7 +518,7 @@ def test_scripts_run(tmp_path, pytestconfig, script):
             assert float(shown.split(" ± ")[0]) == pytest.approx(expected, abs=half)
             assert [cell["seed"] for cell in own] == ([1] if script == "vision" else [1, 2])
             assert ("±" in shown) == (script != "vision")
-    assert not re.search(r"^error|Error", done.stderr, re.MULTILINE)
+    assert not re.search(r"^error|Error", errors, re.MULTILINE)
 
 
 def run(script, *words):

@@ -14,7 +14,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, posix, with_path
+from cases import posix
+from helpers import ROOT, load_supervised, with_path
 
 torch = pytest.importorskip("torch")
 synthetic = load_supervised("synthetic")

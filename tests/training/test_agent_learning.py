@@ -4,7 +4,8 @@ import math
 from functools import partial
 
 import pytest
-from conftest import HEADS, load_agent
+from cases import HEADS
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

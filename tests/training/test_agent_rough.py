@@ -7,7 +7,8 @@ import sys
 import time
 
 import pytest
-from conftest import HEADS, ROOT, TINY, load_agent, posix, train_tiny, with_path
+from cases import HEADS, posix
+from helpers import ROOT, TINY, load_agent, train_tiny, with_path
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")

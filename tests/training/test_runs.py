@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.rendering import renderer, video

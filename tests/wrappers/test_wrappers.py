@@ -5,17 +5,19 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import assert_same, draw_actions, play, still, to_backend
+from cases import by_default, slow
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from helpers import assert_same, draw_actions, play, still, to_backend
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
@@ -77,20 +79,40 @@ STACKS: dict[str, Callable[[Any, Any], Any]] = {
     "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
 }
 NAMES = ("TokenizeObservation", "AddNoiseTokens", "ShuffleTokens", "TokensAndMask", "FlattenTokens")
+# by default each stack is put around one environment, in vectors of one mode; all others are tested in slow runs
+DEFAULTS = {
+    "tokens": ("dict", DISABLED),
+    "gaussian": ("cartpole", NEXT_STEP),
+    "range": ("pendulum", SAME_STEP),
+    "unshuffled": ("dict", NEXT_STEP),
+    "frozen": ("tag", SAME_STEP),
+    "marginal": ("cartpole", DISABLED),
+    "marginal-frozen": ("pendulum", NEXT_STEP),
+    "shuffle": ("tag", DISABLED),
+    "mask": ("dict", SAME_STEP),
+    "flatten": ("cartpole", SAME_STEP),
+    "twice": ("tag", NEXT_STEP),
+}
 CASES = [
-    (base, stack)
+    pytest.param(base, stack, marks=() if base == DEFAULTS[stack][0] else pytest.mark.slow)
     for base in BASES
     for stack in STACKS
     if (base, stack) != ("tag", "tokens")  # no wrapper at all
 ]
-DRAWING = [case for case in CASES if case[1] != "tokens"]
 each_case = pytest.mark.parametrize(("base", "stack"), CASES)
-each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
+each_drawing_case = pytest.mark.parametrize(("base", "stack"), [case for case in CASES if case.values[1] != "tokens"])
+each_case_and_mode = pytest.mark.parametrize(
+    ("base", "stack", "mode"),
+    [
+        pytest.param(*case.values, mode, marks=() if (base, mode) == DEFAULTS[stack] else pytest.mark.slow)
+        for case in CASES
+        for base, stack in [case.values]
+        for mode in AutoresetMode
+    ],
+)
 each_base = pytest.mark.parametrize("base", BASES)
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-bases_in_turn = pytest.mark.in_turn("base")
-modes_in_turn = pytest.mark.in_turn("base", "mode")
-each_seed = pytest.mark.parametrize("seed", [0, 1])
+each_seed = pytest.mark.parametrize("seed", [0, slow(1)])
 
 
 def tokens_of(module: Any, base: str, env: Any) -> Any:
@@ -164,7 +186,6 @@ def chi_square(counts: np.ndarray) -> float:
 
 
 @each_case
-@bases_in_turn
 def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
     limits = {"dict": (1, 2), "cartpole": (1, 2, 7)}.get(base, (1, 2, 25, 100, 200))  # the walk and the pole may fall
     options: list[dict[str, Any]] = [{"max_episode_steps": limit} for limit in limits]
@@ -195,13 +216,11 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
 
 
 @each_case
-@bases_in_turn
 def test_gymnasium_is_content(base: str, stack: str) -> None:
     check_env(single(base, stack), skip_render_check=True)
 
 
 @each_case
-@bases_in_turn
 def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
@@ -223,9 +242,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
             assert_same(mask, present & (tokens[:, -1] != spec.roles["noise"]))
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_spaces_hold_what_is_shown(base: str, stack: str, mode: AutoresetMode) -> None:
     envs = around(base, stack, sync(base, 2, mode))
     assert envs.observation_space == gymnasium.vector.utils.batch_space(envs.single_observation_space, 2)
@@ -261,7 +278,6 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> None:
     a, b = single(base, stack), single(base, stack)
     actions = draw_actions(a.action_space, 3)
@@ -271,7 +287,6 @@ def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> No
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
     used, new = single(base, stack), single(base, stack)
     play(used, draw_actions(used.action_space, 17), seed=seed + 5)
@@ -283,7 +298,6 @@ def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
     env = single(base, stack)
     first = [env.reset(seed=0)[0], *(env.reset()[0] for _ in range(9))]
@@ -292,7 +306,6 @@ def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_fifty_resets_begin_fifty_times(base: str, stack: str) -> None:
     def starts() -> list[bytes]:
         env = single(base, stack)
@@ -330,7 +343,6 @@ def test_without_a_seed_no_two_are_alike() -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_global_generators_are_left_alone(base: str, stack: str) -> None:
     seen = []
     for global_seed in (0, 1):
@@ -344,7 +356,6 @@ def test_global_generators_are_left_alone(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_copies_go_on_alike(base: str, stack: str) -> None:
     env, envs = single(base, stack), around(base, stack, sync(base, 2))
     play(env, draw_actions(env.action_space, 5), seed=0)
@@ -396,9 +407,7 @@ def test_an_episode_is_named_by_its_number() -> None:
 # a vector is its worlds
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, mode: AutoresetMode) -> None:
     natives = [sync(base, 3, mode)]
     if base == "tag":
@@ -413,10 +422,11 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
         assert ends >= 6
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
-@pytest.mark.parametrize("stack", ["marginal-frozen", "twice"])
-@each_base
-@modes_in_turn
+@by_default(
+    ("base", "stack", "mode"),
+    [("cartpole", "marginal-frozen", NEXT_STEP), ("tag", "twice", SAME_STEP)],
+    product(BASES, ["marginal-frozen", "twice"], [NEXT_STEP, SAME_STEP]),
+)
 def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMode) -> None:
     ours = around(base, stack, sync(base, 2, mode, steps=60))
     theirs = of_singles(base, stack, 2, mode, steps=60)
@@ -686,7 +696,6 @@ def test_episode_statistics_of_one_environment_are_right(stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
     envs = around(base, stack, sync(base, 1))
     for result in playing(envs, 12):
@@ -698,7 +707,6 @@ def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_what_was_returned_stays(base: str, stack: str) -> None:
     same = {"vector_kwargs": {"autoreset_mode": SAME_STEP, "copy": False}}
     inner = gymnasium.make_vec(BASES[base], 2, "sync", max_episode_steps=5, **same)
@@ -1292,7 +1300,6 @@ def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_a_spec_makes_the_same_again(base: str, stack: str) -> None:
     env = single(base, stack)
     written = EnvSpec.from_json(env.spec.to_json())
