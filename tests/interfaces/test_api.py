@@ -160,7 +160,7 @@ def test_what_a_spec_makes_plays_alike(env_id):
         envs = gymnasium.make_vec(env_id, 3, max_steps=9, **limit)
         others = gymnasium.make_vec(envs.spec)
         assert envs.spec == others.spec and others.num_envs == 3
-        assert envs._rules == others._rules  # whose limit, and so what an end in the last step is called
+        assert envs._params == others._params  # whose limit, and so what an end in the last step is called
 
 
 @each_pettingzoo
