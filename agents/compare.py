@@ -123,7 +123,7 @@ class Level(NamedTuple):
     @property
     def start(self) -> dict[str, Any]:
         """The option by which all levels of one id start alike, as the id itself, whatever the words for the agents."""
-        return registration.start_of(self.env_id, {}) if self.noise else {}
+        return registration.fixed_start(self.env_id, {}) if self.noise else {}
 
     @property
     def options(self) -> dict[str, Any]:

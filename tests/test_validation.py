@@ -91,7 +91,7 @@ def test_numbers_and_flags_of_vectors_may_be_of_numpy() -> None:
 @pytest.mark.parametrize("value", ["04", b"04", "0,4", range(4), 3.5, None, {0: 4}, [0, 4, 8], [0.5, 4], [[0, 4]]])
 def test_what_is_no_range_is_named(value: Any) -> None:
     """A string is no sequence of digits, and a Python range leaves out its end."""
-    with pytest.raises(TypeError, match=r"num_noise=.*: must be an integer or a range \(low, high\) of two"):
+    with pytest.raises(TypeError, match=r"num_noise=.*: expected an integer or a range \(low, high\)"):
         gymnasium.make(CENTROID, num_noise=value)
 
 
@@ -105,7 +105,7 @@ def test_what_is_plain_stays() -> None:
 @pytest.mark.parametrize("padding", [float("nan"), float("inf")])
 def test_padding_is_a_number(padding: float) -> None:
     """Nothing equals NaN: no row would be padding."""
-    with pytest.raises(ValueError, match=f"padding={padding}: must be finite"):
+    with pytest.raises(ValueError, match=f"padding={padding}: expected a finite number"):
         TokenSpec(3, ("x", "y"), {}, padding=padding)
 
 

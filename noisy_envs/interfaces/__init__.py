@@ -1,1 +1,1 @@
-"""One file for each API (Gymnasium, PettingZoo, vector, functional): clocks, seeds, auto-reset; no rule of any game."""
+"""One module for each API (Gymnasium, PettingZoo, vector, functional): time limits, seeds, auto-reset."""

@@ -74,7 +74,7 @@ class Watched(Protocol):
 
 
 class Reference:
-    """A reference policy, which drives the first agent; in environments of others there is "random" alone.
+    """A reference policy, which drives the first agent; in other Gymnasium environments there is "random" alone.
 
     Args:
         name: one of the game's `game.policies`.

@@ -449,7 +449,7 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
         (
             [BOX, "--num-noise", "4"],
-            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others",
+            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and other Gymnasium environments",
         ),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
