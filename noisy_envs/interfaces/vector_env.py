@@ -111,7 +111,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         for name, flag in (("compile", compile), ("copy", copy)):
             check_flag(name, flag)
         if backend == "numpy" and (device is not None or compile):
-            raise ValueError(f"device={device!r}, compile={compile}: expected None and False with backend='numpy'")
+            raise ValueError(f"device={device!r}, compile={compile}: expected backend='torch'")
         self.game: Game = build(game_class(game), options)
         check_render_mode(self.game, render_mode, ("rgb_array",))
         self.num_envs, self.backend, self.render_mode, self.render_envs = num_envs, backend, render_mode, render_envs
@@ -496,7 +496,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         if not bool(xp.all(good | done(self._params, self._batch))):
             bad = int(xp.argmin(xp.astype(good, xp.int64)))
             allowed = "finite numbers" if self.game.continuous_actions else f"0 to {self.game.num_actions - 1}"
-            raise ValueError(f"actions: expected {allowed}, got {actions[bad]} in environment {bad}")
+            raise ValueError(f"actions: expected {allowed}, got {as_numpy(actions[bad]).tolist()} in environment {bad}")
 
     def _check_open(self) -> None:
         if self.closed:

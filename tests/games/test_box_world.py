@@ -1086,7 +1086,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"distractor_length": 0}, "distractor_length=0: expected at least 1"),
     (
         {"size": 3},
-        "size=3, goal_length=2, num_distractors=2, distractor_length=1: expected at most 1 boxes, which fit on size=3, got 3",
+        "size=3, goal_length=2, num_distractors=2, distractor_length=1: expected at most 1 boxes, which fit on size=3",
     ),
     ({"size": (3, 9)}, "expected at most 1 boxes, which fit on size=3, got 3"),
     ({"size": 5, "goal_length": 7, "num_distractors": 0}, "expected at most 5 boxes, which fit on size=5, got 6"),

@@ -21,7 +21,7 @@ from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.randomness import STREAM
 from noisy_envs.registration import GAMES
-from noisy_envs.validation import LARGEST, SMALLEST
+from noisy_envs.validation import MAX_NUMBER, MIN_NUMBER
 from noisy_envs.wrappers import noisy_tokens
 
 
@@ -216,13 +216,13 @@ def test_every_option_is_tried():
     assert set(inspect.signature(noisy_tokens).parameters) - {"env"} == set(NOISE)
 
 
-@pytest.mark.parametrize("extremes", list(product([SMALLEST, LARGEST], repeat=4)))
+@pytest.mark.parametrize("extremes", list(product([MIN_NUMBER, MAX_NUMBER], repeat=4)))
 @pytest.mark.parametrize("shape", ["sqrt", "linear"])
 def test_extreme_numbers(extremes, shape):
     """A square of what is larger, or a quotient by what is smaller, would leave float32."""
     names = "spread", "noise_spread", "reward_scale", "observation_scale"
     solid = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
-    options = dict(zip(names, extremes, strict=True)) | solid | {"reward_shape": shape, "noise_offset": LARGEST}
+    options = dict(zip(names, extremes, strict=True)) | solid | {"reward_shape": shape, "noise_offset": MAX_NUMBER}
     env = TokenEnv("simple_centroid", **options)
     env.reset(seed=0)
     play(env, [env.action_space.sample() for _ in range(3)])

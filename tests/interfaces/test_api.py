@@ -132,7 +132,7 @@ def test_no_limit_of_gymnasiums_lengthens_an_episode(env_id):
         gymnasium.make_vec(env_id, 2, **wish)
     assert gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=4).max_steps == 4
     assert length_of(gymnasium.make(env_id, **wish)) == 4  # as the pages say
-    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).game).__doc__.split())
+    assert "`max_episode_steps` can only shorten it" in " ".join(type(make(env_id).game).__doc__.split())
 
 
 @each_game
@@ -489,7 +489,7 @@ def test_bad_actions_in_torch_vector(env_id, options):
     for value in (np.nan, np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         bad = good.clone()
         bad[1, ...] = value
-        with pytest.raises(ValueError, match="of world 1"):
+        with pytest.raises(ValueError, match="in environment 1"):
             envs.step(bad)
     assert_same(envs.step(good), trusting.step(good))
     trusting.step(bad)  # unless asked, nobody waits for the device
@@ -567,8 +567,8 @@ def test_wrong_options_are_named(env_id, kind):
 def test_wrong_options_of_vector(env_id):
     for wrong, error, message in (
         ({"backend": "jax"}, ValueError, "backend='jax': expected one of 'numpy', 'torch'"),
-        ({"device": "cpu"}, ValueError, "device='cpu'.* only for backend='torch'"),
-        ({"compile": True}, ValueError, "compile=True.* only for backend='torch'"),
+        ({"device": "cpu"}, ValueError, "device='cpu'.* expected backend='torch'"),
+        ({"compile": True}, ValueError, "compile=True.* expected backend='torch'"),
         ({"max_episode_steps": 0}, ValueError, "max_episode_steps=0: expected at least 1"),
         ({"render_envs": 0}, ValueError, "render_envs=0: expected at least 1"),
         ({"autoreset_mode": "never"}, ValueError, "never"),
@@ -670,7 +670,7 @@ print([name for name in sys.modules if name.startswith("pygame")])
 def test_render_needs_a_mode(env_id):
     env, envs = make(env_id), gymnasium.make_vec(env_id, 2)
     env.reset()
-    with pytest.warns(UserWarning, match="make the environment with a render_mode"):
+    with pytest.warns(UserWarning, match="does nothing without a render_mode"):
         assert env.render() is None
     envs.reset()
     with pytest.raises(RuntimeError, match=r"render_mode='rgb_array'"):

@@ -83,7 +83,7 @@ def test_an_end_is_told_once(mode, learners, backend):
     else:
         assert as_numpy(info["is_success"]).tolist() == [True, False, False]
     if mode is DISABLED:
-        with pytest.raises(RuntimeError, match=r"worlds \[0, 1\] have ended"):
+        with pytest.raises(RuntimeError, match=r"environments \[0, 1\] have ended"):
             envs.step(lefts)
         _, info = envs.reset(options={"reset_mask": as_numpy(terminated)})
         assert as_numpy(info["_is_success"]).tolist() == [True, True, False]
@@ -164,7 +164,7 @@ def test_a_finished_world_is_not_played_on(start, backend):
         assert as_numpy(info["is_success"]).tolist() == [False, start == "gem"]
         actions = to_backend(np.array([1, 1]), backend)
         if over and mode is DISABLED:
-            with pytest.raises(RuntimeError, match=r"worlds \[1\] have ended"):
+            with pytest.raises(RuntimeError, match=r"environments \[1\] have ended"):
                 envs.step(actions)
             continue
         _, reward, terminated, _, info = envs.step(actions)

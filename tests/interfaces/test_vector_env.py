@@ -207,7 +207,7 @@ def test_disabled_needs_the_mask(env_id, options, backend):
     _, _, _, truncated, _ = envs.step(action)
     assert as_numpy(truncated).tolist() == [True, False, True]
     state = envs.state
-    with pytest.raises(RuntimeError, match=r"worlds \[0, 2\] have ended"):
+    with pytest.raises(RuntimeError, match=r"environments \[0, 2\] have ended"):
         envs.step(action)
     for bad in (one[:2], one.astype(int), one & False):
         with pytest.raises(ValueError, match=r"expected bool \(3,\) with at least one True"):
