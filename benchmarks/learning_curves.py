@@ -25,7 +25,7 @@ AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
 ENV_ID = "noisy_envs/SimpleTag-1v3v0-v0"
 PASSED = 0.3  # score
 STEPS, SEEDS = 499_712, (1, 2, 3)  # the last whole update below 500,000
-WIDE = "--num-layers 2 --num-heads 4 --hidden-dim 32 --feedforward-dim 64 --init-std 0.1 --attention-scale head"
+WIDE = "--num-layers 2 --num-heads 4 --embed-dim 32 --feedforward-dim 64 --init-std 0.1 --attention-scale head"
 SETTINGS = {
     "the paper's": "",
     "without dropout": "--dropout 0",
@@ -39,8 +39,8 @@ def train(folder: Path, options: str, seed: int) -> Path:
     """Return the folder of a complete run, trained unless it is there already."""
     done = [path.parent for path in folder.glob(f"*__{seed}__*/summary.json")]
     if not done:
-        words = ["--env-id", ENV_ID, "--seed", seed, "--total-timesteps", STEPS, "--run-dir", folder, "--no-gif"]
-        command = [sys.executable, AGENT, *words, *options.split()]
+        arguments = ["--env-id", ENV_ID, "--seed", seed, "--total-timesteps", STEPS, "--run-dir", folder]
+        command = [sys.executable, AGENT, *arguments, "--no-capture-video", *options.split()]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         done = [path.parent for path in folder.glob(f"*__{seed}__*/summary.json")]
     return done[0]

@@ -128,14 +128,14 @@ def recorded(work: Work, worlds: int, device: str) -> Play:
     """Play the pure step of our vector environments, compiled and recorded as one CUDA graph: as our agents do."""
     import torch
 
-    from noisy_envs.nn.cuda_graph import Recorded
+    from noisy_envs.nn.cuda_graph import CudaGraph
 
     envs: Any = gymnasium.make_vec(work.env_id, worlds, backend="torch", device=device, **work.options)
     envs.reset(seed=0)
     actions = torch.from_numpy(envs.action_space.sample()).to(device)
     now, pure_step = envs.batch_state, envs.pure_step
     pure_step(now, actions)  # fills the game's caches
-    replay = Recorded(partial(in_place, torch.compile(pure_step, fullgraph=True)))
+    replay = CudaGraph(partial(in_place, torch.compile(pure_step, fullgraph=True)))
 
     def play(steps: int) -> int:
         nonlocal now

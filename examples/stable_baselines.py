@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO with AdaPool as features extractor. Needs: pip install -e ".[sb3]".
 
-python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is one of this package.
+python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is an id of this package.
 """
 
 import sys

@@ -1,18 +1,26 @@
 """Reinforcement-learning environments whose observations are sets of tokens, with a tunable share of noise tokens.
 
-Importing this package registers its ids with Gymnasium: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`.
-`ENVIRONMENTS` lists the ids. All other modules are imported on first use:
+Importing this package registers its environments: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`. Its names:
 
-* `games`: rules. `interfaces`: Gymnasium, PettingZoo, vector environments, and the step as a pure function.
-* `simple_centroid_v0`, `simple_tag_v0`: PettingZoo modules. `baselines`: returns of a random and an oracle policy.
-* `wrappers`: noise for any environment. `tokens.TokenSpec`: the meaning of an observation.
-* `nn`: pooling heads and their theory, in torch. `training`: what a run needs besides the algorithm.
-* `rendering`: images and videos, by pygame, and the viewer.
+* `ENVIRONMENTS`: all ids, with their games and options.
+* `noisy_tokens`: makes any Gymnasium environment emit tokens, with noise.
+* `TokenSpec`: the meaning of the tokens of an observation.
+
+Folders, each imported when first used:
+
+* `games`: the rules of the games.
+* `interfaces`: Gymnasium, PettingZoo and vector environments; a step as a pure function.
+* `wrappers`: tokens and noise for any environment.
+* `nn`: pooling heads, the paper's theory, and the encoder of the agents (torch).
+* `training`: what a training run needs besides its algorithm (torch).
+* `rendering`: images, films and the viewer (pygame).
 """
 
 from noisy_envs.registration import ENVIRONMENTS, register
+from noisy_envs.tokens import TokenSpec
+from noisy_envs.wrappers import noisy_tokens
 
 __version__ = "0.1.0"
-__all__ = ["ENVIRONMENTS", "__version__"]
+__all__ = ["ENVIRONMENTS", "TokenSpec", "__version__", "noisy_tokens"]
 
 register()

@@ -14,7 +14,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAME_IDS, make
+from cases import GAME_IDS
+from helpers import make
 
 import noisy_envs
 from noisy_envs.baselines import baseline_returns, play_baseline
@@ -24,9 +25,9 @@ from noisy_envs.rendering.window import Window
 from noisy_envs.training.process import stop_signals
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = {
-    f"{path.name}-{number}": block
+    f"{path.relative_to(ROOT)}-{number}": block
     for path in [*PAGES, *sorted((ROOT / "noisy_envs").rglob("*.py"))]
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 }
@@ -41,7 +42,7 @@ def test_program_in_the_text(block, capsys):
         pytest.importorskip("torch")
     exec(compile(block, "block", "exec"), {"__name__": "block"})
     shown = capsys.readouterr().out.splitlines()
-    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the text says is printed
+    for printed in re.findall(r"^print\(.*\)  # ([\d(\[].*)$", block, re.MULTILINE):  # what the text says is printed
         assert printed in shown
 
 
@@ -76,21 +77,28 @@ EXAMPLES = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if pa
 UNSEEN = {"record_gif.py": ["PIL"], "record_video.py": ["moviepy"]}  # what an example needs and does not itself import
 LEARN = ("rllib_ppo.py", "stable_baselines.py", "torch_rollout.py", "torchrl_ppo.py")
 OTHER = dict.fromkeys(("rllib_ppo.py", "torchrl_ppo.py"), pytest.mark.filterwarnings("default"))  # warn of themselves
+# what lets those that learn for many seconds do no more than begin
+SHORT = {"stable_baselines.py": ["noisy_envs/SimpleCentroid-v0", "2048"], "torch_rollout.py": ["--updates", "16"]}
+RUNS = [pytest.param(name, words, id=f"{name}-short") for name, words in SHORT.items()]
+RUNS += [
+    pytest.param(name, [], id=name, marks=pytest.mark.process if name in SHORT else OTHER.get(name, ()))
+    for name in EXAMPLES
+]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OTHER.get(name, ())) for name in EXAMPLES])
-def test_example(name, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "words"), RUNS)
+def test_example(name, words, monkeypatch, tmp_path, capsys):
     path = ROOT / "examples" / name
     imported = re.findall(r"^(?:import|from) (?!noisy_envs)([\w.]+)", path.read_text(), re.MULTILINE)
     for module in [*imported, *UNSEEN.get(name, [])]:
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "argv", [str(path), *words])
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))  # examples may add to it
     runpy.run_path(str(path), run_name="__main__")
     if name == "noise_sweep.py":  # noise alone varies
         assert len(set(re.findall(r"random .*", capsys.readouterr().out))) == 1
-    if name in LEARN:
+    if name in LEARN and not words:
         first, *_, last = map(float, re.findall(r"return (-[\d.]+)", capsys.readouterr().out))
         assert last > first + 0.3  # of the 1.5 between random play and the oracle
 
@@ -105,9 +113,9 @@ def test_a_film_of_an_oracle_needs_one(monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_readme_lists_every_example():
-    row = r"^\| \[(\w+\.py)\]\(examples/\1\) \|.*\| `pip install .*` \|$"
-    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_examples_page_lists_every_example():
+    row = r"^\| \[(\w+\.py)\]\(\1\) \|.*\| `pip install .*` \|$"
+    rows = re.findall(row, (ROOT / "examples" / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -236,6 +244,16 @@ def test_runs_are_drawn_beside_each_other(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     wrong = subprocess.run([*words, "three=nowhere"], check=False, capture_output=True, text=True)
     assert wrong.returncode == 2 and "'three=nowhere' must be LABEL=FOLDER" in wrong.stderr
+
+
+def test_the_readmes_figure_is_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["plot_noise.py", str(tmp_path / "noise.png")])
+    read_scores = runpy.run_path(str(ROOT / "tools" / "plot_noise.py"), run_name="__main__")["read_scores"]
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert read_scores(page, "SimpleTag")[1] == [(0.39, 0.17, 0.77), (0.1, 0.08, 0.11)]
+    assert read_scores(page, "head")[3][0] == (1.053, 1.05, 1.055)
 
 
 def test_unknown_id_has_no_references():

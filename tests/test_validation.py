@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import load_supervised
+from helpers import load_supervised
 
 from noisy_envs import simple_centroid_v0
 from noisy_envs.games.simple_centroid import SimpleCentroid
@@ -112,10 +112,16 @@ def test_padding_is_a_number(padding: float) -> None:
 def test_settings_of_supervised_runs_are_taken_in_any_form(tmp_path: Path) -> None:
     pytest.importorskip("tyro")
     knn_centroid = load_supervised("knn_centroid")
-    given = knn_centroid.Args(out=tmp_path, seeds=Listed(1, 2), folds=np.array([1, 3]), epochs=np.int64(2), ks=[1, 4])
-    assert given == knn_centroid.Args(out=tmp_path, seeds=(1, 2), folds=(1, 3), epochs=2, ks=(1, 4))
+    given = knn_centroid.Args(
+        out=tmp_path,
+        seeds=Listed(1, 2),
+        folds=np.array([1, 3]),
+        epochs=np.int64(2),
+        num_neighbors=[1, 4],
+    )
+    assert given == knn_centroid.Args(out=tmp_path, seeds=(1, 2), folds=(1, 3), epochs=2, num_neighbors=(1, 4))
     assert type(given.epochs) is int and given.folds == (1, 3)
-    knn_centroid.training.check(given, ["adapool", *given.pools])
+    knn_centroid.experiment.check(given, ["adapool", *given.pooling])
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""One module for each API (Gymnasium, PettingZoo, vector, functional): time limits, seeds, auto-reset."""
+"""The games behind other APIs, one in each module: Gymnasium, PettingZoo, vector, functional. No game rules."""

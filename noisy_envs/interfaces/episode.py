@@ -120,12 +120,12 @@ class Episode:
             info["is_success"] = self.terminated and bool(self.game.success(self.state)[0])
         return info
 
-    def draw(self, weights: np.ndarray | None = None, meaning: str = "weight") -> np.ndarray | str | None:
+    def draw(self, weights: np.ndarray | None = None, overlay: str = "attention") -> np.ndarray | str | None:
         """Render the environment: an image (H, W, 3) uint8, text in mode "ansi", or None in human mode.
 
         Args:
             weights: (N,) of tokens or (w, w) of pixels, shown as halos.
-            meaning: name of the weights in the legend.
+            overlay: name of the weights in the legend.
         """
         self.check_playing()
         if self.render_mode is None:
@@ -139,7 +139,7 @@ class Episode:
 
             self._renderer = Renderer(self.game, self.render_mode, RENDER_FPS)
         state = type(self.state)._make(field[0] for field in self.state)
-        return self._renderer.draw(state, self.clock, self.total_return, weights, meaning)
+        return self._renderer.draw(state, self.clock, self.total_return, weights, overlay)
 
     def close(self) -> None:
         """Close the window; the environment cannot be used any more."""

@@ -352,10 +352,10 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
             fixed = self._params, self.autoreset_mode, resets, self._lead
             step: Callable[..., Any] = partial(step_with_autoreset, *fixed)
             if self._compile:
-                from noisy_envs.nn.cuda_graph import Recorded
+                from noisy_envs.nn.cuda_graph import CudaGraph
 
                 whole = compiled(step_with_autoreset, *fixed, self._batch, actions)
-                step = Recorded(partial(in_place, partial(whole, *fixed)))
+                step = CudaGraph(partial(in_place, partial(whole, *fixed)))
             self._steps[resets] = step
         self._batch, result = self._steps[resets](self._batch, actions)
         return result

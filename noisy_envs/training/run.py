@@ -92,6 +92,7 @@ class Run(Accelerator):
         self._bar: Any = None
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
+        self.began = False  # whether training has begun: what is wrong with a file was found before
         self.stopped = False  # whether training ends after the last checkpoint
 
     @property
@@ -139,7 +140,9 @@ class Run(Accelerator):
             self._wandb = start_wandb(args.wandb_project, self.folder.name, vars(args), self.folder, resumed)
         self._first_step, self._seconds_before = self.step, self.seconds
         self._announce()
-        return envs.reset() if state is None else state, kl_coef
+        state = envs.reset() if state is None else state
+        self.began = True
+        return state, kl_coef
 
     def _announce(self) -> None:
         if RANK == 0:
@@ -270,11 +273,6 @@ class Run(Accelerator):
         return (self.step - self._first_step - self.step_size) / later if later > 0 else math.nan
 
     @property
-    def began(self) -> bool:
-        """Whether `begin` made or took the run's folder."""
-        return self._lock is not None
-
-    @property
     def has_checkpoint(self) -> bool:
         """Whether the run can be resumed."""
         return (self.folder / "checkpoint.pt").exists()
@@ -361,7 +359,8 @@ def is_complete(module: ModuleType, args: Any) -> dict[str, Any] | None:
     with checkpoint_errors(path):
         load_weights(make_eval_agent(module, args, make_eval_envs(args, 1)[0]), module, path, content)
         step, *_ = content["progress"]
-    if args.total_timesteps - step >= args.num_envs * args.num_steps * num_learners(args):
+        left = args.total_timesteps - step
+    if left >= args.num_envs * args.num_steps * num_learners(args):
         return None
     if records_video(args) and not (args.resume / "episode.gif").exists():
         return None

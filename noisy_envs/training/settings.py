@@ -114,19 +114,23 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
 def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str) -> Any:
     """Return the default settings for an environment id.
 
-    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others.
+    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others. A file that was
+    copied without presets.toml has its own defaults for every id.
 
     Raises:
-        ValueError: the paper has no settings for this environment.
+        ValueError: there is no such preset for this environment.
     """
     game, parameters = registration.find(env_id)
-    presets = load_presets(Path(str(module.__file__)).with_name("presets.toml"))
+    path = Path(str(module.__file__)).with_name("presets.toml")
+    if preset and not path.is_file():
+        raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
+    presets = load_presets(path)
     name = "gymnasium" if game == registration.OTHER else game
     in_paper = name in presets["paper"] and parameters not in ({}, MPE)
     fast = preset == "fast" or (not preset and not in_paper)
     if not fast and name not in presets["paper"]:
         raise ValueError(f"preset={preset!r}: the paper has no settings for {env_id}, only 'fast' is available")
-    values = presets["fast" if fast else "paper"][name]
+    values = presets["fast" if fast else "paper"].get(name, {})
     on_gpu = device.startswith("cuda")
     can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
     compiled = can_compile and (on_gpu or values.get("compile", False))
@@ -134,7 +138,12 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
 
 
 def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table."""
+    """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table.
+
+    If the file is missing, no game has settings.
+    """
+    if not path.is_file():
+        return {"fast": {}, "paper": {}}
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
 
     def resolved(table: dict[str, Any]) -> dict[str, Any]:

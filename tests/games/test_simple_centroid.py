@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import slow
 
 from noisy_envs import ENVIRONMENTS, registration
 from noisy_envs.arrays import Array, as_numpy
@@ -753,11 +754,13 @@ def test_torch_starts_and_chases_alike(options):
     np.testing.assert_allclose(*chase, rtol=0, atol=1e-5)
 
 
-@every_kind
-def test_a_step_compiles_whole(options):
+@pytest.mark.parametrize(
+    "kind", ["ranges", "solid ranges", "discrete", *map(slow, ("plain", "linear", "agents", "solid"))]
+)
+def test_a_step_compiles_whole(kind):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
-    game = SimpleCentroid(**options)
+    game = SimpleCentroid(**EVERY_KIND[kind])
     state, key = worlds(game, 4)
     learner = slice(0, 1)
     shape = (4, 1, 5) if game.continuous_actions else (4, 1)

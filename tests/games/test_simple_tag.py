@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 import math
 import pickle
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from cases import by_default
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import Array, as_numpy
@@ -75,7 +77,7 @@ def to(array: np.ndarray, backend: str) -> Array:
 # --- actions and motion ---
 
 
-def test_positions_move_with_the_old_velocity():  # C01
+def test_positions_move_with_the_old_velocity():
     game = SimpleTag(num_prey=1, num_obstacles=0)
     state = arranged(game, [[0, 5], [0, -5]])
     seen = [state.mover[0, :, [0, 2]]]
@@ -100,7 +102,7 @@ def test_speed_limits(speed):
 
 
 @pytest.mark.parametrize("action", range(5))
-def test_discrete_actions_are_the_one_hot_ones(action):  # C02
+def test_discrete_actions_are_the_one_hot_ones(action):
     continuous = dataclasses.replace(DEFAULT, continuous_actions=True)
     state, _ = worlds(DEFAULT, 16)
     discrete = np.full((16, 4), action)
@@ -123,7 +125,7 @@ def test_discrete_actions_are_the_one_hot_ones(action):  # C02
         ([0, -3, 0.5, 0, -1], [1.5, 0]),
     ],
 )
-def test_continuous_actions(action, force):  # C03
+def test_continuous_actions(action, force):
     game = SimpleTag(continuous_actions=True)
     given = clip_action(game, np.array([[action] * 4], np.float32))
     forces = game.control(given, np.zeros(1, np.float32))
@@ -135,7 +137,7 @@ def test_continuous_actions(action, force):  # C03
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("obstacle", [False, True])
-def test_bodies_at_one_point(obstacle, dtype):  # C04
+def test_bodies_at_one_point(obstacle, dtype):
     game = SimpleTag(collidable_obstacles=obstacle)
     state = State(*(field.astype(dtype) for field in arranged(game, np.ones((8, 2)))))
     np.testing.assert_array_equal(coast(game, state)[:, :4], np.tile([1, 1, 0, 0], (4, 1)))
@@ -152,7 +154,7 @@ CONTACTS = {  # who, and at which distance, with which force in newton
 
 
 @pytest.mark.parametrize(("one", "other", "apart", "force"), CONTACTS.values(), ids=list(CONTACTS))
-def test_contact_forces(one, other, apart, force):  # C05
+def test_contact_forces(one, other, apart, force):
     """Five bodies: predator 0, prey 1, obstacle 2, predator 3, prey 4."""
     game = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, collidable_obstacles=True)
     row = {0: 0, 3: 1, 1: 2, 4: 3, 2: 4}
@@ -177,7 +179,7 @@ def test_contact_only_between_kinds_that_collide(flags):
         assert moved.tolist() == [touch and i in (one, other) for i in range(4)]
 
 
-def test_nobody_touches_itself():  # C06
+def test_nobody_touches_itself():
     game = SimpleTag(num_predators=4, num_prey=4, num_obstacles=8, collidable_obstacles=True)
     state = arranged(game, list(itertools.product(range(4), range(4))))
     assert (coast(game, state)[:, 2:4] == 0).all()
@@ -208,7 +210,7 @@ def test_absent_obstacles_do_not_push():
         ((False, False, True), 0),  # obstacles alone: nothing would move
     ],
 )
-def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):  # C11
+def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):
     seen = []
 
     def counted(position, others, *rest):
@@ -258,7 +260,7 @@ def test_noise_changes_nothing_for_all_learners():
     assert all(rewards == seen[0] for rewards in seen)
 
 
-def test_places_of_noise_change_nothing():  # C05
+def test_places_of_noise_change_nothing():
     """To the bit as if all were 100 units away, even with obstacles on top of the agents."""
     game = SimpleTag(num_obstacles=28)
     near, key = worlds(game, 64)
@@ -278,7 +280,7 @@ def test_places_of_noise_change_nothing():  # C05
     ("toucher", "own", "shared", "prey"),
     [([0], [10, 0, 0], 10, -10), ([1, 2], [0, 10, 10], 20, -20), ([], [0, 0, 0], 0, 0)],
 )
-def test_who_is_paid(toucher, own, shared, prey, flags):  # C07
+def test_who_is_paid(toucher, own, shared, prey, flags):
     position = [[0.5, 0.5], [0.5, -0.5], [-0.5, 0.5], [0, 0]]
     for i in toucher:
         position[i] = [0.12 * math.cos(i), 0.12 * math.sin(i)]
@@ -302,7 +304,7 @@ def test_a_predator_is_paid_for_each_prey():
     [(0, 0), (0.9, 0), (0.95, 0.5), (1, 1), (1.5, 2.718282), (2, 7.389056), (2.151293, 10), (2.2, 10), (100, 10)],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_penalty_of_the_arena(x, penalty, dtype):  # C08
+def test_penalty_of_the_arena(x, penalty, dtype):
     for px, py, times in ((x, 0, 1), (-x, 0, 1), (0, x, 1), (0, -x, 1), (x, -x, 2)):
         found = DEFAULT.penalty(np.array([[[px, py]]], dtype))
         np.testing.assert_allclose(found, [[times * penalty]], rtol=0, atol=5e-6)
@@ -369,7 +371,7 @@ def test_counts_cover_their_range():
 
 
 @pytest.mark.parametrize("start", ["paper", "mpe"])
-def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
+def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):
     drawn = []
 
     def counted(key, counter, counts):
@@ -386,7 +388,7 @@ def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
 # --- tokens ---
 
 
-def test_tokens_of_each_agent():  # C12
+def test_tokens_of_each_agent():
     game = SimpleTag(num_predators=2, num_prey=2, num_obstacles=(0, 2))
     position = np.array([[[1, 2], [3, 5], [-1, 0], [0, 1], [0.5, 0.5], [9, 9]]])
     velocity = np.array([[[1, 0], [0, -1], [0.5, 0.5], [-1, 1], [0, 0], [0, 0]]])
@@ -651,13 +653,18 @@ def test_torch_agrees_step_by_step(options):
         state = after
 
 
-@every_kind
-@pytest.mark.parametrize("team", ["all", "predators", "prey"])
-@pytest.mark.in_turn("team")
-def test_a_step_compiles_whole(options, team):
+@by_default(
+    ("kind", "team"),
+    [
+        *(("ghosts", "all"), ("mpe", "predators"), ("ranges", "predators")),
+        *(("continuous", "prey"), ("solid ranges", "prey"), ("half ghosts", "prey")),
+    ],
+    product(EVERY_KIND, ["all", "predators", "prey"]),
+)
+def test_a_step_compiles_whole(kind, team):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
-    game = SimpleTag(**options)
+    game = SimpleTag(**EVERY_KIND[kind])
     learners = game.teams[team]
     state, key = worlds(game, 4)
     rules = EnvParams(game, learners, assign_policies(game, learners), game.max_steps, None)

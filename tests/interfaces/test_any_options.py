@@ -11,7 +11,8 @@ from itertools import product
 import gymnasium
 import numpy as np
 import pytest
-from conftest import each_pettingzoo, module
+from cases import each_pettingzoo
+from helpers import module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

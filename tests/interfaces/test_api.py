@@ -12,28 +12,20 @@ from itertools import pairwise
 import gymnasium
 import numpy as np
 import pytest
-from conftest import (
-    FOLLOW,
+from cases import (
+    CASES,
     GAME_IDS,
     IDS,
-    ONE_AND_THREE,
     PETTINGZOO,
-    assert_same,
-    draw_actions,
     each_case,
+    each_case_and,
     each_control,
     each_game,
-    each_id,
     each_pettingzoo,
-    make,
-    module,
-    play,
-    play_parallel,
     steer,
-    still,
-    to_backend,
 )
 from gymnasium.utils.env_checker import check_env
+from helpers import assert_same, draw_actions, make, module, play, play_parallel, still, to_backend
 
 import noisy_envs
 from noisy_envs import ENVIRONMENTS
@@ -48,10 +40,9 @@ with warnings.catch_warnings():
 
 LENGTHS = (1, 2, 25, 100, 200)
 each_length = pytest.mark.parametrize("length", LENGTHS)
-each_count = pytest.mark.parametrize("index", [0, 1], ids=("one", "three"))
-each_way = pytest.mark.parametrize(
-    "way", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
-)
+each_count = pytest.mark.parametrize("count", ["one_agent", "three_agents"])
+WAYS = {"copy": copy.deepcopy, "pickle": lambda env: pickle.loads(pickle.dumps(env))}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 each_continuous = pytest.mark.parametrize("continuous", [True, False], ids=("continuous", "discrete"))
 
 
@@ -68,7 +59,7 @@ def joint(env: ParallelTokenEnv, count: int, seed: int = 0) -> list[dict[str, ob
     return [{agent: acts[t] for agent, acts in drawn.items()} for t in range(count)]
 
 
-@each_id
+@each_game
 def test_gymnasium_checker(env_id, dummy_display):
     check_env(make(env_id, max_steps=4))
 
@@ -81,8 +72,8 @@ def test_gymnasium_checker_with_options(env_id, options):
 @each_pettingzoo
 @each_count
 @each_continuous
-def test_pettingzoo_checkers(game, index, continuous):
-    options = {**ONE_AND_THREE[game][index], "continuous_actions": continuous, "max_steps": 6}
+def test_pettingzoo_checkers(game, count, continuous):
+    options = {**getattr(CASES[game], count), "continuous_actions": continuous, "max_steps": 6}
     parallel_api_test(module(game).parallel_env(**options), num_cycles=10)
     parallel_seed_test(lambda: module(game).parallel_env(**options), num_cycles=10)
     turns = module(game).env(**options)
@@ -166,7 +157,7 @@ def test_what_a_spec_makes_plays_alike(env_id):
 @each_pettingzoo
 @each_length
 def test_episode_length_parallel(game, length):
-    env = module(game).parallel_env(max_steps=length, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=length, **CASES[game].three_agents)
     env.reset(seed=0)
     for t in range(1, length + 1):
         _, _, terminated, truncated, _ = env.step({agent: still(env.action_space(agent)) for agent in env.agents})
@@ -175,7 +166,7 @@ def test_episode_length_parallel(game, length):
 
 @each_pettingzoo
 def test_agents_leave_and_return(game):
-    env = module(game).parallel_env(max_steps=2, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=2, **CASES[game].three_agents)
     everyone = env.possible_agents.copy()
     assert env.agents == [] and len(everyone) == 3
     for _ in range(2):
@@ -194,7 +185,7 @@ def test_agents_leave_and_return(game):
 @each_pettingzoo
 @pytest.mark.parametrize("seed", [0, 1])
 def test_return_equal_in_every_view(game, seed, dense_rewards):
-    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 7}
+    options = {**CASES[game].three_agents, "continuous_actions": True, "max_steps": 7}
 
     def act(tokens):
         return np.asarray(steer(tokens[None], np.zeros((1, 5), np.float32))[0])
@@ -216,7 +207,7 @@ def test_return_equal_in_every_view(game, seed, dense_rewards):
         aec.step(None if terminated or truncated else act(tokens))
     assert total == expected
 
-    single = make(GAME_IDS[game], **options, **FOLLOW[game](steer))
+    single = make(GAME_IDS[game], **options, **CASES[game].follow(steer))
     tokens, _ = single.reset(seed=seed)
     total_return = 0.0
     for _ in range(7):
@@ -244,7 +235,7 @@ def test_contained_for_a_thousand_steps(env_id, options):
 
 @each_pettingzoo
 def test_parallel_contained(game):
-    env = module(game).parallel_env(max_steps=50, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=50, **CASES[game].three_agents)
     for reset in range(2):
         observations, _ = env.reset(seed=reset)
         for action in joint(env, 50):
@@ -259,7 +250,7 @@ def test_parallel_contained(game):
 
 @each_pettingzoo
 def test_state_is_of_the_world_not_of_an_agent(game):
-    env = module(game).parallel_env(**ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(**CASES[game].three_agents)
     observations, _ = env.reset(seed=0)
     state = env.state()
     assert not any(np.array_equal(state, tokens) for tokens in observations.values())
@@ -285,7 +276,7 @@ def every_view(game, unseeded=False):
         acts = [to_backend(action, backend) for action in draw_actions(envs.action_space, 12)]
         seen.append(play(envs, acts, seed=seed))
     if game in PETTINGZOO:
-        parallel = module(game).parallel_env(max_steps=5, **ONE_AND_THREE[game][1])
+        parallel = module(game).parallel_env(max_steps=5, **CASES[game].three_agents)
         seen.append(play_parallel(parallel, joint(parallel, 12), seed=seed))
     return seen
 
@@ -303,11 +294,8 @@ def test_global_generators_neither_used_nor_touched(game):
     assert_same(every_view(game), first)
 
 
-@each_case
-@each_way
-@pytest.mark.parametrize("kind", ["single", "wrapped", "numpy", "torch"])
-@pytest.mark.in_turn("way", "kind")
-def test_copies_play_on_alike(env_id, options, way, kind):
+@each_case_and("kind", ["single", "wrapped", "numpy", "torch"])
+def test_copies_play_on_alike(env_id, options, kind):
     options = {**options, "max_steps": 12}
     if kind in ("single", "wrapped"):
         env = (make if kind == "single" else gymnasium.make)(env_id, render_mode="rgb_array", **options)
@@ -318,9 +306,9 @@ def test_copies_play_on_alike(env_id, options, way, kind):
         env = gymnasium.make_vec(env_id, 3, backend=kind, render_mode="rgb_array", **options)
         actions = [to_backend(action, kind) for action in draw_actions(env.action_space, 25)]
     play(env, actions[:5], seed=None)
-    twins = [way(env)]
+    twins = [way(env) for way in WAYS.values()]
     env.render()
-    twins.append(way(env))
+    twins += [way(env) for way in WAYS.values()]
     expected = play(env, actions[5:]), env.render()
     for twin in twins:
         assert_same((play(twin, actions[5:]), twin.render()), expected)
@@ -329,7 +317,7 @@ def test_copies_play_on_alike(env_id, options, way, kind):
 @each_pettingzoo
 @each_way
 def test_copies_of_parallel_play_on_alike(game, way):
-    env = module(game).parallel_env("rgb_array", max_steps=12, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env("rgb_array", max_steps=12, **CASES[game].three_agents)
     actions = joint(env, 25)
     play_parallel(env, actions[:5], seed=None)
     env.render()
@@ -380,7 +368,7 @@ def test_refused_reset_changes_nothing(env_id):
 
 @each_pettingzoo
 def test_parallel_takes_the_state_of_single(game):
-    options = ONE_AND_THREE[game][1]
+    options = CASES[game].three_agents
     single, parallel = make(GAME_IDS[game], **options), module(game).parallel_env(**options)
     tokens, _ = single.reset(seed=4)
     assert_same(parallel.reset(seed=9, options={"state": single.state})[0][parallel.agents[0]], tokens)
@@ -401,7 +389,7 @@ def test_replay_by_number(env_id, options, seed):
 
 @each_pettingzoo
 def test_replay_by_number_parallel(game):
-    env = module(game).parallel_env(**ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(**CASES[game].three_agents)
     starts = [env.reset(seed=1 if n == 0 else None) for n in range(3)]
     assert_same(env.reset(seed=1, options={"episode": 2}), starts[2])
 
@@ -439,7 +427,7 @@ def test_bad_action_is_refused_and_changes_nothing(env_id, options):
 @each_pettingzoo
 @each_continuous
 def test_bad_action_in_parallel(game, continuous):
-    env = module(game).parallel_env(continuous_actions=continuous, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(continuous_actions=continuous, **CASES[game].three_agents)
     env.reset(seed=0)
     state = env.state()
     (good,) = joint(env, 1)
@@ -627,7 +615,7 @@ def test_wrong_seed(env_id, seed, error):
             env.reset(seed=seed)
 
 
-@each_id
+@each_game
 def test_fresh_process_needs_no_import(env_id):
     fresh(f"import gymnasium; gymnasium.make('noisy_envs:{env_id}').reset(seed=0)")
 

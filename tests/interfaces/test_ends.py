@@ -1,17 +1,16 @@
 """Ends that a game brings about itself, in each view of it; their pictures; and what the agent makes of them."""
 
-import importlib.util
+import dataclasses
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import IDS, assert_same, make, to_backend
+from cases import IDS
 from gymnasium.vector import AutoresetMode
+from helpers import assert_same, load_agent, make, to_backend
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
@@ -285,7 +284,7 @@ def picture(game: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
 
 def test_legend_of_a_board():
     game = BoxWorld()
-    kinds = SCENES["box_world"](game, board(game, STARTS["gem"]), np.zeros(game.num_objects)).kinds
+    kinds = SCENES["box_world"](game, board(game, STARTS["gem"]), np.zeros(game.num_objects)).markers
     colours = {kind.name: tuple(kind.color) for kind in kinds}
     assert colours == {
         "agent": (128, 128, 128), "gem": (255, 255, 255), "loose key": (60, 180, 75), "content, lock": (245, 130, 49),
@@ -335,29 +334,23 @@ def test_a_faint_halo_leaves_its_cell_as_it_was():
 
 @pytest.fixture(scope="module")
 def ppo() -> Any:
-    """Import the agent under its own name."""
+    """Import the agent."""
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    path = Path(__file__).parents[2] / "agents" / "ppo_adapool.py"
-    spec = importlib.util.spec_from_file_location("ppo_adapool", path)
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get("ppo_adapool")
-    sys.modules["ppo_adapool"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    if before is not None:
-        sys.modules["ppo_adapool"] = before
+    return load_agent("adapool")
 
 
 @pytest.fixture
-def made(ppo: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep all environments that are made."""
+    from noisy_envs.training import evaluation
+
     made = []
 
     def keeping(maker: Any) -> Any:
         return lambda *args, **options: (made.append(maker(*args, **options)), made[-1])[1]
 
-    for module, name in ((gymnasium, "make_vec"), (ppo, "ParallelTokenEnv")):
+    for module, name in ((gymnasium, "make_vec"), (evaluation, "make_playback")):
         monkeypatch.setattr(module, name, keeping(getattr(module, name)))
     return made
 
@@ -380,24 +373,31 @@ def test_what_is_held_out_is_in_no_bank(env_id):
         assert evaluation == train
 
 
-@pytest.mark.parametrize(("choice", "other"), [("best", "sample"), ("sampled", "best")])
+@pytest.mark.parametrize(("choice", "other"), [("--eval-deterministic", "sample"), ("--no-eval-deterministic", "mode")])
 def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, choice, other):
-    args = ppo.parse(["--env-id", BOX_WORLD, "--eval-actions", choice])
-    train, _ = ppo.make_envs(args, 50, "train")
-    agent = ppo.Agent(args, train.token_spec, train.single_action_space)
-    setattr(agent, other, None)  # not to be called
-    assert ppo.evaluate(agent, args, 20).shape == (20,)
-    assert len(ppo.film(agent, args)) > 2
-    _, evaluation, film = made
-    assert int(train.state.level.max()) < 100_000 <= int(evaluation.state.level.min())
-    assert film._episode.state.level >= 100_000
+    from noisy_envs.training import evaluation
+    from noisy_envs.training.envs import make_envs
+    from noisy_envs.training.settings import parse
+
+    args = parse(ppo, ["--env-id", BOX_WORLD, choice])
+    envs = make_envs(dataclasses.replace(args, num_envs=50))
+    agent = ppo.Agent(args, envs.token_spec, envs.action_space)
+    setattr(agent.distribution, other, None)  # not to be called
+    assert evaluation.evaluate(agent, args, 20).shape == (20,)
+    assert len(evaluation.record_episode(agent, args)) > 2
+    train, evaluated, film = made
+    assert int(train.state.level.max()) < 100_000 <= int(evaluated.state.level.min())
+    assert film.state.level >= 100_000
 
 
 def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):
-    args, steps = ppo.parse(["--env-id", BOX_WORLD]), iter(range(30))
-    monkeypatch.setattr(ppo, "decide", lambda *_: (next(steps), oracle(made[0]))[1])
+    from noisy_envs.training import evaluation
+    from noisy_envs.training.settings import parse
+
+    args, steps = parse(ppo, ["--env-id", BOX_WORLD]), iter(range(30))
+    monkeypatch.setattr(evaluation, "select_action", lambda *_: (next(steps), oracle(made[0]))[1])
     agent = type("Still", (), {})()
-    assert ppo.evaluate(agent, args, 20).tolist() == [11.0] * 20
+    assert evaluation.evaluate(agent, args, 20).tolist() == [11.0] * 20
     assert made[0].episodes[1].max() > 0  # some ended earlier, and began anew
 
 

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import POLICY_OF, each_case
+from cases import CASES, each_case
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
@@ -13,7 +13,7 @@ from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registration import GAMES
 
 SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
-MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if game in POLICY_OF]
+MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if CASES[game].policy_options]
 MOVING += [
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 2, "num_signal": (1, 4), "num_noise": (0, 4)}),
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 3, "num_signal": (1, 4), "spread": 0.1, **SOLID}),

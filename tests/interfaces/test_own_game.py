@@ -11,10 +11,10 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 
 from noisy_envs import registration
 from noisy_envs.arrays import Array, as_numpy, namespace
@@ -180,7 +180,7 @@ def test_the_agents_play_its_native_vector_environment(fruit):
 
     game = gymnasium_envs.GymnasiumGame("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
     native = game.make_vec(3)
-    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.draws
+    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.can_render
     assert not gymnasium_envs.GymnasiumGame("CartPole-v1").native
     gymnasium.spec("Fruit-v0").vector_entry_point = None
     singles = game.make_vec(3)
@@ -194,9 +194,11 @@ def test_the_agents_play_its_native_vector_environment(fruit):
 
 def test_an_agent_trains_on_it_and_leaves_a_film(fruit, tmp_path, capsys):
     pytest.importorskip("tyro")
-    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--options", "max_steps=3", "--gif")
+    _, run = train_tiny(
+        load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--env-kwargs", "max_steps=3", "--capture-video"
+    )
     assert (run / "episode.gif").read_bytes().startswith(b"GIF")
-    assert "4 worlds in step" in capsys.readouterr().out
+    assert "4 environments" in capsys.readouterr().out
 
 
 def test_more_pebbles_move_neither_agent_nor_fruit(fruit):

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make
+from helpers import make
 
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.games.box_world import PALETTE, BoxWorld, State
@@ -112,7 +112,7 @@ def test_halo_grows_with_the_weight():
 @pytest.mark.parametrize("count", [-1, 1])
 def test_a_wrong_number_of_weights_is_refused(game, count):
     right = int(np.prod(game.observation_bounds[0].shape[:-1]))
-    with pytest.raises(ValueError, match=f"must be {right} finite numbers"):
+    with pytest.raises(ValueError, match=f"expected {right} finite numbers"):
         frame(game, world(game, level=0), np.ones(right + count))
 
 

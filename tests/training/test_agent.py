@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_agent, posix
+from cases import posix
+from helpers import ROOT, load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -97,7 +98,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
         assert film.n_frames > 100
 
 
-def test_two_runs_never_share_a_folder(tmp_path):  # C54
+def test_two_runs_never_share_a_folder(tmp_path):
     assert len({new_folder(tmp_path, "run") for _ in range(3)}) == 3
 
 
@@ -128,7 +129,7 @@ def test_environment_seeds_are_apart():
     ],
     ids=lambda x: x if isinstance(x, str) else " ".join(x),
 )
-def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):  # C56, C60
+def test_same_seed_same_run_and_resume_is_exact(tmp_path, head, options):
     agent = load_agent(head)
     words = ["--total-timesteps", "640", "--seed", "0", *options]
     first, folder = run(tmp_path / "whole", *words, agent=agent)
@@ -446,7 +447,7 @@ def test_a_reader_that_has_read_enough_is_no_error(program):
     [
         ["--num-envs", "0"],
         ["--total-timesteps", "10"],
-        ["--minibatch-size", "1"],  # C55
+        ["--minibatch-size", "1"],
         ["--minibatch-size", "3000"],
         ["--num-heads", "5"],
         ["--attention-scale", "none"],
@@ -563,7 +564,7 @@ def test_copies_are_checked_and_mended(tmp_path, place):
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
+def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):
     folders = {}
     for word in ("--compile", "--no-compile"):
         ppo.main([*PAPER, "--dropout", "0", "--run-dir", str(tmp_path / word), word])
@@ -581,7 +582,7 @@ def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
 
 
 @needs_compiler
-def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  # C58
+def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):
     args = ppo.parse(
         [*PAPER, "--options", "num_noise=(0, 28)", "--dropout", "0.1", "--run-dir", str(tmp_path), "--compile"]
     )
@@ -599,7 +600,7 @@ def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path):  
     trainer.close()
 
 
-def test_two_processes_train_one_run(tmp_path):  # C61
+def test_two_processes_train_one_run(tmp_path):
     words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--save-every", "1", "--dropout", "0.1"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -4,7 +4,8 @@ import math
 from functools import partial
 
 import pytest
-from conftest import HEADS, load_agent
+from cases import HEADS
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -46,7 +47,7 @@ def play(agent_file, args, envs, agent, start, num_steps, seed=0):
     ("next_value", "expected"), [(0.5, [1.9307975, 0.995]), (0.0, [1.46525, 0.5])], ids=["truncated", "terminated"]
 )
 @pytest.mark.parametrize("later", [1.0, 1000.0])
-def test_advantages_by_hand(next_value, expected, later):  # C50, C51, C52
+def test_advantages_by_hand(next_value, expected, later):
     rewards = torch.tensor([[1.0], [1.0], [later]])
     values = torch.tensor([[0.5], [0.5], [1000.0]])  # the value of the next episode's first state must not enter
     next_values = torch.tensor([[0.5], [next_value], [0.5]])
@@ -72,7 +73,7 @@ def test_advantages_are_those_of_a_plain_loop():
             assert found[t, world] == pytest.approx(float(total))
 
 
-def test_both_flags_mean_terminated():  # C51
+def test_both_flags_mean_terminated():
     args, envs, agent, start = begin()
     _, batch, _, _ = play(ppo, args, envs, agent, start, 4)
     both = torch.ones_like(batch.terminated)
@@ -81,7 +82,7 @@ def test_both_flags_mean_terminated():  # C51
 
 
 @pytest.mark.parametrize("words", GAMES.values(), ids=GAMES)
-def test_a_rollout_plays_the_worlds_and_trains_on_no_reset(words):  # C52, C53
+def test_a_rollout_plays_the_worlds_and_trains_on_no_reset(words):
     args, envs, agent, start = begin(words=words, max_steps=5)
     end, batch, _, seen = play(ppo, args, envs, agent, start, 12)
     returns, finished = torch.zeros(8), []
@@ -108,7 +109,7 @@ def test_a_rollout_plays_the_worlds_and_trains_on_no_reset(words):  # C52, C53
 
 
 @pytest.mark.parametrize("words", GAMES.values(), ids=GAMES)
-def test_a_cut_episode_goes_on_in_principle_and_a_finished_one_does_not(words):  # C50, C52
+def test_a_cut_episode_goes_on_in_principle_and_a_finished_one_does_not(words):
     args, envs, agent, start = begin(words=words, num_envs=64, max_steps=9)
     end, batch, _, _ = play(ppo, args, envs, agent, start, 30)
     with torch.no_grad():
@@ -119,7 +120,7 @@ def test_a_cut_episode_goes_on_in_principle_and_a_finished_one_does_not(words): 
     assert (after[batch.terminated] == 0).all() and (after[batch.truncated] != 0).all()
 
 
-def test_eight_episodes_that_end_together_count_eight():  # C53
+def test_eight_episodes_that_end_together_count_eight():
     args, envs, agent, start = begin(max_steps=5)
     _, batch, _, seen = play(ppo, args, envs, agent, start, 12)
     assert (batch.truncated.sum(1) == torch.tensor([0, 0, 0, 0, 8, 0, 0, 0, 0, 8, 0, 0])).all()
@@ -279,7 +280,7 @@ def test_no_weight_of_a_head_is_one_of_the_encoders_nor_chance_of_the_first_acti
         assert len(one) >= 16 and torch.isin(one, other).float().mean() < 0.05  # by chance a few are
 
 
-def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):  # C59
+def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     trainer = ppo.Trainer(ppo.parse([*WORDS, "--total-timesteps", "512", "--run-dir", str(tmp_path)]))
     worlds = trainer.play.worlds
     mover = worlds.state.mover.clone()
@@ -290,7 +291,7 @@ def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     trainer.close()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):  # C59
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     words = [*WORDS, "--run-dir", str(tmp_path), "--no-gif", "--total-timesteps", "1280"]
     with pytest.raises(SystemExit, match="no longer finite"):
         ppo.main([*words, "--learning-rate", "1e6", "--no-anneal-lr", "--max-grad-norm", "1e30"])
@@ -298,7 +299,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):  # C59
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
-def test_three_times_the_rate_stays_finite(head, tmp_path):  # C59
+def test_three_times_the_rate_stays_finite(head, tmp_path):
     file = load_agent(head)
     words = ["--learning-rate", "0.012", "--no-anneal-lr", "--total-timesteps", str(200 * 2048), "--num-envs", "16"]
     args = file.parse([*words, "--minibatch-size", "512", "--run-dir", str(tmp_path)])
