@@ -62,9 +62,10 @@ class TokenSpec:
         values = set(np.unique(as_numpy(observation[..., self.padding_feature])).tolist())
         wrong = values - {float(role) for role in self.roles.values()} - {self.padding}
         if wrong:
+            name, roles = self.features[self.padding_feature], ", ".join(self.roles)
             raise ValueError(
-                f"tokens: expected feature {self.features[self.padding_feature]!r} to be padding or a role "
-                f"({', '.join(self.roles)}), got {min(wrong):g}; scale features before making tokens, or not at all"
+                f"tokens: expected padding or a role ({roles}) as feature {name!r}, got {min(wrong):g}; "
+                "scale features before they become tokens, or not at all"
             )
 
     def finite(self, observation: Array) -> Array:

@@ -220,7 +220,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         # all checks come first: a failed reset changes nothing
         if self._batch is None and mask is not None:
-            raise RuntimeError("the first reset must be without options['reset_mask']")
+            raise RuntimeError("the first reset must be of all environments: leave out options['reset_mask']")
         state = requested_state(self.game, options, (self.num_envs,))
         seeds, numbers = next_episodes(seed, check_episode(options.get("episode")), *self.episodes)
         self._begin(rows, seeds[rows], numbers[rows], state)

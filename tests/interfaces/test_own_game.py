@@ -472,7 +472,7 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
     gymnasium.register(
         "WrongDrift-v0", registration.SINGLE, vector_entry_point=registration.VECTOR, kwargs={"game": game}
     )
-    told = re.escape("error: drift: `reward`: expected Tensor numbers (B, n) = (4, 1), got Tensor float32 (4,)")
+    told = re.escape("error: drift: `reward`: expected ndarray numbers (B, n) = (4, 1), got ndarray float32 (4,)")
     with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
         train_tiny(load_agent("adapool"), tmp_path, "--env-id", "WrongDrift-v0")
 

@@ -191,7 +191,7 @@ def test_disabled_needs_the_mask(env_id, options, backend):
     envs = native(env_id, 3, DISABLED, **options, max_steps=2, backend=backend)
     action = to_backend(still(envs.action_space), backend)
     one = np.array([False, True, False])
-    with pytest.raises(RuntimeError, match="first reset must be without"):
+    with pytest.raises(RuntimeError, match="first reset must be of all environments"):
         envs.reset(seed=0, options={"reset_mask": one})
     before, _ = envs.reset(seed=0)
     envs.step(action)
