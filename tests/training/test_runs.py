@@ -570,10 +570,10 @@ class Flags:
         (["--no-gif", "1"], "--no-gif 1: expected"),
         (["--gif=no"], "--gif no: expected"),
         (["--gif", "maybe", "--out", "a"], "--gif maybe: expected"),
-        (["--out", "a\0"], "out='a\\x00': expected a path of UTF-8"),
+        (["--out", "a\0"], "out='a\\x00': expected a path in UTF-8"),
         (["--out", "a", "--anneal_lr", "true"], "--anneal-lr true: expected the flag alone, --anneal-lr or --no-ann"),
-        (["--out", "a\udcff"], "out='a\\udcff': expected a path of UTF-8"),
-        (["--evaluate", "a", "b\udcff"], "evaluate='b\\udcff': expected a path of UTF-8"),
+        (["--out", "a\udcff"], "out='a\\udcff': expected a path in UTF-8"),
+        (["--evaluate", "a", "b\udcff"], "evaluate='b\\udcff': expected a path in UTF-8"),
     ],
 )
 def test_a_flag_takes_no_value_and_a_path_is_text(words, told):
