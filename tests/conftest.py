@@ -230,13 +230,15 @@ def load_supervised(name: str) -> Any:
 
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--update-epochs", "1"]
-TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-gif"]
+TINY += ["--no-anneal-lr", "--eval-episodes", "3", "--no-capture-video"]
 
 
 def train_tiny(agent: Any, folder: Path, *words: str) -> tuple[dict[str, Any], Path]:
     """Train for two updates or as long as asked, in a new folder: the run's summary and folder."""
+    from noisy_envs.training.main import main
+
     length = [] if "--total-timesteps" in words else ["--total-timesteps", "128"]
-    summary = agent.main([*TINY, *length, "--run-dir", str(folder), *words])
+    summary = main(agent, [*TINY, *length, "--run-dir", str(folder), *words])
     (run,) = folder.iterdir()
     return summary, run
 

@@ -92,6 +92,7 @@ class Run(Accelerator):
         self._bar: Any = None
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
+        self.began = False  # whether training has begun: what is wrong with a file was found before
         self.stopped = False  # whether training ends after the last checkpoint
 
     @property
@@ -139,7 +140,9 @@ class Run(Accelerator):
             self._wandb = start_wandb(args.wandb_project, self.folder.name, vars(args), self.folder, resumed)
         self._first_step, self._seconds_before = self.step, self.seconds
         self._announce()
-        return envs.reset() if state is None else state, kl_coef
+        state = envs.reset() if state is None else state
+        self.began = True
+        return state, kl_coef
 
     def _announce(self) -> None:
         if RANK == 0:
@@ -268,11 +271,6 @@ class Run(Accelerator):
         """Environment steps per second of this process's training, without its first update."""
         later = self.seconds - self._seconds_before - self.first_seconds
         return (self.step - self._first_step - self.step_size) / later if later > 0 else math.nan
-
-    @property
-    def began(self) -> bool:
-        """Whether `begin` made or took the run's folder."""
-        return self._lock is not None
 
     @property
     def has_checkpoint(self) -> bool:
