@@ -180,19 +180,12 @@ class Agent(nn.Module):
         pooled = self.pool(self.encoder(x, mask, keep), mask)
         return self.actor(pooled), self.critic(pooled).squeeze(-1)
 
-    def act(self, tokens: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample actions (R, ...) by noise (R, A); return parameters (R, P) and values (R,) too."""
-        parameters, value = self(tokens)
-        return self.distribution.sample(parameters, noise), parameters, value
-
-    def value(self, tokens: Tensor) -> Tensor:
-        """Return the values (R,)."""
-        value: Tensor = self(tokens)[1]
-        return value
-
     def dropout_masks(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draw which numbers dropout keeps in an update, bool (layers, M, N, H)."""
         return self.encoder.dropout_masks(num_samples, self.spec.num_tokens + self.pool.num_extra_tokens, generator)
+
+
+Policy = Callable[[Tensor], tuple[Tensor, Tensor]]  # the agent, which may be compiled
 
 
 class Transition(NamedTuple):
@@ -221,29 +214,30 @@ class Samples(NamedTuple):
     target: Tensor  # of the value
 
 
-def rollout(act: Callable[..., Any], envs: Envs, state: EnvState, noise: Tensor) -> tuple[EnvState, Transition]:
+def rollout(agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Tensor) -> tuple[EnvState, Transition]:
     """Play T steps with action noise (T, R, A)."""
     transitions = []
     for step_noise in noise:
-        action, parameters, value = act(state.tokens, step_noise)
+        parameters, value = policy(state.tokens)
+        action = agent.distribution.sample(parameters, step_noise)
         next_state, step = envs.step(state, action)
         transitions.append(Transition(state.tokens, action, parameters, value, *step))
         state = next_state
     return state, Transition(*(torch.stack(column) for column in zip(*transitions, strict=True)))
 
 
-def next_values(agent: Agent, value_of: Callable[[Tensor], Tensor], batch: Transition, last_value: Tensor) -> Tensor:
+def next_values(agent: Agent, policy: Policy, batch: Transition, last_tokens: Tensor) -> Tensor:
     """Return the values (T, R) of the states that the steps led to, before any reset.
 
     After termination there is nothing to come: 0. A truncated episode could go on, so its last state has a value.
     """
-    following = torch.cat([batch.value[1:], last_value[None]])
+    following = torch.cat([batch.value[1:], policy(last_tokens)[1][None]])
     truncated = batch.truncated & ~batch.terminated
     if truncated.is_cuda:  # selecting the truncated rows would wait for the GPU
-        final_value = value_of(batch.final_tokens.flatten(0, 1)).unflatten(0, truncated.shape)
+        final_value = policy(batch.final_tokens.flatten(0, 1))[1].unflatten(0, truncated.shape)
         following = torch.where(truncated, final_value, following)
-    elif truncated.any():
-        following[truncated] = agent.value(batch.final_tokens[truncated])
+    elif truncated.any():  # of any number, for which a compiled policy would be compiled each time
+        following[truncated] = agent(batch.final_tokens[truncated])[1]
     return following * ~batch.terminated
 
 
@@ -259,12 +253,11 @@ def advantages(batch: Transition, next_value: Tensor, gamma: float, gae_lambda: 
 
 
 def collect(
-    args: Args, agent: Agent, act: Callable[..., Any], value_of: Callable[[Tensor], Tensor], envs: Envs,
-    state: EnvState, noise: Tensor,
-) -> tuple[EnvState, Samples, dict[str, Tensor]]:  # fmt: skip
+    args: Args, agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Tensor
+) -> tuple[EnvState, Samples, dict[str, Tensor]]:
     """Play a rollout and prepare it for learning: the next state, T·R samples, and statistics to log."""
-    state, batch = rollout(act, envs, state, noise)
-    next_value = next_values(agent, value_of, batch, value_of(state.tokens))
+    state, batch = rollout(agent, policy, envs, state, noise)
+    next_value = next_values(agent, policy, batch, state.tokens)
     advantage = advantages(batch, next_value, args.gamma, args.gae_lambda)
     target = advantage + batch.value
     log_prob = agent.distribution.log_prob(batch.parameters, batch.action)
@@ -312,8 +305,8 @@ def train(args: Args, run: Run) -> dict[str, Any]:
     agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # dropout by explicit masks alone
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     generator = run.generator()
-    act, value_of = run.compile(agent.act), run.compile(agent.value)
-    collect_rollout = run.record(lambda state, noise: collect(args, agent, act, value_of, envs, state, noise))
+    policy: Policy = run.compile(agent)
+    collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
     gradient = run.gradient(agent, lambda *batch: ppo_loss(args, agent, *batch))
 
     state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)  # restores a run that is resumed
