@@ -254,7 +254,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys):
     collect = ppo.collect
 
     def signalled(*given):
-        if len(list(tmp_path.glob("*/checkpoint.pt"))):  # in the second update
+        if list(tmp_path.glob("*/checkpoint.pt")):  # in the second update
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return collect(*given)

@@ -45,9 +45,9 @@ class StoppedRun(Run):
         self.collect = super().record(function)
         return self.collect
 
-    def begin(self, agent, *rest):
-        self.agent = agent
-        return super().begin(agent, *rest)
+    def begin(self, agent, optimizer, generator, envs, kl_coef):
+        self.agent, self.envs = agent, envs
+        return super().begin(agent, optimizer, generator, envs, kl_coef)
 
     def log(self, *given):
         if self.updates + 1 == self.last:
@@ -84,6 +84,6 @@ def rollout(args, envs, network, state, agent=ppo):
     """Play a rollout: the next state, the batch (T, R, ...), samples, and what is logged."""
     noise = noise_for(network, (args.num_steps, envs.num_learners))
     with torch.no_grad():
-        end, batch = agent.rollout(network.act, envs, state, noise)
-        _, samples, stats = agent.collect(args, network, network.act, network.value, envs, state, noise)
+        end, batch = agent.rollout(network, network, envs, state, noise)
+        _, samples, stats = agent.collect(args, network, network, envs, state, noise)
     return end, batch, samples, stats
