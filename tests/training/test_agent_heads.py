@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -150,8 +151,10 @@ def test_each_agent_learns_from_one_batch(head):
     def losses():
         return module.ppo_loss(args, agent, samples, None, torch.tensor(0.0))[1]
 
-    def gradient(*batch):
-        return accumulate_gradient(agent, lambda *given: module.ppo_loss(args, agent, *given), *batch)
+    def gradient(batch, keep, kl_coef):
+        assert keep.shape == (1, 128, envs.token_spec.num_tokens + agent.pool.num_extra_tokens, args.embed_dim)
+        loss = partial(module.ppo_loss, args, agent)
+        return accumulate_gradient(agent, loss, batch, keep, kl_coef)
 
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate)
     before = losses()

@@ -187,7 +187,8 @@ def test_minibatches_take_each_sample_once():
 def test_the_loss_is_ppos():
     args, envs, agent, start = begin([*WORDS, "--ent-coef", "0.1", "--vf-coef", "0.7"])
     _, _, samples, _ = rollout(args, envs, agent, start)
-    samples = samples._replace(log_prob=samples.log_prob + torch.linspace(-0.5, 0.5, 128))
+    older = samples.parameters + 0.3 * torch.randn(128, 10, generator=torch.Generator().manual_seed(0))
+    samples = samples._replace(log_prob=samples.log_prob + torch.linspace(-0.5, 0.5, 128), parameters=older)
     loss, parts = ppo.ppo_loss(args, agent, samples, None, torch.tensor(0.3))
     split = agent.distribution.split
     old, new = (torch.distributions.Normal(mean, std.exp()) for mean, std in (
