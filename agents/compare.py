@@ -1,17 +1,18 @@
-"""Compare pooling heads over seeds and noise levels: runs what is missing, then draws the curves and the table.
+"""Compare pooling heads over seeds and noise levels: run what is missing, then plot curves and write a table.
 
     python agents/compare.py                                   # SimpleCentroid at the paper's four noise levels
     python agents/compare.py --out results/tag --env-ids noisy_envs/SimpleTag-1v3v0-v0 noisy_envs/SimpleTag-1v3v28-v0
     python agents/compare.py --out results/noise --env-ids noisy_envs/SimpleCentroid-v0 --num-noise 0 28
-    python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --, words for every agent
+    python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --: arguments for every agent
     python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
-    python agents/compare.py --draw-only                                          # of what is there
-    python agents/compare.py --draw-only --out results/dropout --beside results/without-dropout  # with the same ids
+    python agents/compare.py --plot-only                                          # from the runs that exist
+    python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same ids
 
-A cell is one head, seed and noise level; OUT/LEVEL/HEAD/seed-S holds its run and `log.txt`. The same command again
-starts only what is missing and resumes what was stopped; while it runs, a second one with this OUT is refused. Ctrl-C
-loses nothing (exit status 130); a machine that dies loses the steps since the last checkpoint. OUT gets `curves.png`,
-`table.md` and `results.json`. The machines of a Ray cluster must see OUT and this checkout under the same paths.
+A job is one agent, seed and noise level; its folder OUT/LEVEL/AGENT/seed-S holds the run and `log.txt`. The same
+command again starts missing runs and resumes stopped ones. While it runs, a second command with this OUT is refused. On
+Ctrl-C the runs save checkpoints (exit status 130); if the machine fails, the steps since the last checkpoints are lost.
+OUT gets `curves.png`, `table.md` and `results.json`. All machines of a Ray cluster need OUT and this checkout under the
+same paths.
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 
 from noisy_envs import registration
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs.baselines import BaselineReturns, baseline_returns
 from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_errors, read_summary, write_summary
 from noisy_envs.training.files import lock_folder, write_atomically
@@ -44,67 +44,58 @@ from noisy_envs.training.process import (
     EXIT_INTERRUPTED,
     format_error,
     ignore_broken_pipe,
+    last_message,
     memory_errors,
     on_stop_signal,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
-from noisy_envs.training.versions import current_commit
+from noisy_envs.training.sweep import JobResult, check_settings, run_in_threads, run_jobs, run_on_ray
+from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
-    from noisy_envs.training.gymnasium_envs import Game
+    from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
-Head = Literal["avgpool", "maxpool", "clstoken", "adapool"]
-OURS = (  # words of the agents that a cell decides, or that train nothing
+Agent = Literal["avgpool", "maxpool", "clstoken", "adapool"]
+RESERVED = (  # agents' settings that this program sets itself, or with which agents do not train
     "env_id", "seed", "run_dir", "resume", "num_noise", "evaluate", "record", "help",
 )  # fmt: skip
-RETRIES = 3  # of a run that a signal killed, as a machine out of memory does
 
 
 @dataclass
 class Args:
-    """What to compare. Words after -- go to every agent."""
+    """Settings of a comparison. Arguments after -- are passed to every agent."""
 
     out: Path = Path("runs/compare")
-    """folder of all runs, the figure and the table"""
-    heads: tuple[Head, ...] = ("avgpool", "maxpool", "clstoken", "adapool")
-    """pooling heads; each is an agent, ppo_HEAD.py"""
+    """folder of all runs, figures and the table"""
+    agents: tuple[Agent, ...] = ("avgpool", "maxpool", "clstoken", "adapool")
+    """agents, named by their pooling heads"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the runs"""
     env_ids: tuple[str, ...] = tuple(
-        f"noisy_envs/SimpleCentroid-{x}-v0" for x in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")
+        f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")
     )
-    """environments of one game: its noise levels"""
+    """ids of one environment at several noise levels"""
     num_noise: tuple[int, ...] = ()
-    """noise levels of a single environment, instead"""
+    """noise levels for a single environment id, instead of several ids"""
     jobs: int = 1
     """runs at a time on this machine, without Ray"""
     ray: bool = False
-    """whether to hand the runs to Ray"""
+    """run on Ray"""
     address: str | None = None
-    """Ray cluster to join, "auto" for the one that this machine is part of; else Ray is started here"""
+    """address of a Ray cluster, "auto" for this machine's; by default Ray is started on this machine"""
     cpus_per_run: float = 1
-    """CPUs that Ray keeps for a run"""
+    """CPUs that Ray reserves per run"""
     gpus_per_run: float = 0
-    """GPUs that Ray keeps for a run, 0.25 for four runs on each; with 0 a run sees none"""
-    draw_only: bool = False
-    """run nothing; make the figure and the table of what is there"""
-    beside: tuple[Path, ...] = ()
-    """with --draw-only, folders of runs of other words: OUT/beside.png shows their levels next to those of OUT"""
+    """GPUs that Ray reserves per run, 0.25 for four runs on each; with 0 the runs see no GPU"""
+    plot_only: bool = False
+    """start no runs; make the figures and the table from those that exist"""
+    compare_with: tuple[Path, ...] = ()
+    """with --plot-only, folders of runs with other arguments; OUT/comparison.png shows them next to OUT"""
     agents_dir: Path = Path(__file__).parent
-    """where the agents' files are"""
+    """folder of the agents' files"""
 
 
-# reads an agent's settings, and runs nothing
-PARSE = """import importlib, sys
-sys.path.insert(0, sys.argv[1])
-try:
-    importlib.import_module(sys.argv[2]).parse(sys.argv[3:])
-except (ValueError, OSError) as error:
-    sys.exit(str(error))
-"""
-
-
-class Level(NamedTuple):
+class Setting(NamedTuple):
     """An environment at a noise level."""
 
     env_id: str
@@ -112,541 +103,356 @@ class Level(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name it as a folder."""
-        return registration.short(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
+        """Name of its folder."""
+        return registration.short_name(self.env_id) + ("" if self.num_noise is None else f"-noise-{self.num_noise}")
 
     @property
-    def noise(self) -> dict[str, Any]:
-        """The option that sets the noise, if not the id does."""
-        return {} if self.num_noise is None else {registration.NOISE[registration.find(self.env_id)[0]]: self.num_noise}
+    def game(self) -> str:
+        """Name of its game."""
+        return registration.find(self.env_id)[0]
 
     @property
-    def start(self) -> dict[str, Any]:
-        """The option by which all levels of one id start alike, as the id itself, whatever the words for the agents."""
-        return registration.start_of(self.env_id, {}) if self.noise else {}
+    def start_kwargs(self) -> dict[str, Any]:
+        """The option with which all noise levels of one id start in the same states."""
+        return {} if self.num_noise is None else registration.start_of(self.env_id, {})
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The game's options, beside the id's own."""
-        return self.noise | self.start
+    def env_kwargs(self) -> dict[str, Any]:
+        """Options of the environment, in addition to those of the id."""
+        return {} if self.num_noise is None else {registration.NOISE[self.game]: self.num_noise, **self.start_kwargs}
 
-    def words(self, common: Sequence[str]) -> list[str]:
-        """Return the words of an agent: the common ones, and among their options how the level starts."""
-        words = [part for word in common for part in (word.split("=", 1) if word.startswith("--options=") else [word])]
-        if not self.start or any(word.startswith("spread=") for word in words):
-            return words
-        if "--options" not in words:
-            words.append("--options")
-        place = words.index("--options") + 1
-        return [*words[:place], *(f"{name}={value}" for name, value in self.start.items()), *words[place:]]
+    def agent_args(self, shared: Sequence[str]) -> list[str]:
+        """Add `start_kwargs` to the arguments of all agents, unless they set the option themselves."""
+        args = [part for arg in shared for part in (arg.split("=", 1) if arg.startswith("--env-kwargs=") else [arg])]
+        if not self.start_kwargs or any(arg.startswith("spread=") for arg in args):
+            return args
+        if "--env-kwargs" not in args:
+            args.append("--env-kwargs")
+        place = args.index("--env-kwargs") + 1
+        return [*args[:place], *(f"{name}={value}" for name, value in self.start_kwargs.items()), *args[place:]]
 
     @property
-    def foreign(self) -> Game | None:
-        """The game, if it is not of this project."""
-        if registration.find(self.env_id)[0] != registration.FOREIGN:
+    def gymnasium_game(self) -> GymnasiumGame | None:
+        """The game of another Gymnasium environment, or None for this package's."""
+        if self.game != registration.OTHER:
             return None
-        from noisy_envs.training.gymnasium_envs import Game
+        from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
-        return Game(self.env_id, self.options)
+        return GymnasiumGame(self.env_id, self.env_kwargs)
 
-    def references(self) -> References:
-        """Returns that scores of 0 and 1 stand for."""
-        game = self.foreign
-        return game.references if game else reference_returns(self.env_id, self.options)
+    def baselines(self) -> BaselineReturns:
+        """Returns with scores of 0 and 1."""
+        game = self.gymnasium_game
+        return game.baselines if game else baseline_returns(self.env_id, self.env_kwargs)
 
-    def snr(self, played: Mapping[str, Any] | None = None) -> float:
-        """Signal's share of the tokens when an episode starts, with the options that a run played, if it had others."""
-        game = self.foreign
-        options = {name: tuple(x) if isinstance(x, list) else x for name, x in (played or self.options).items()}
+    def snr(self, env_kwargs: Mapping[str, Any] | None = None) -> float:
+        """Share of signal tokens at the start of an episode, with `env_kwargs` of a run if they are given."""
+        game = self.gymnasium_game
+        options = {name: tuple(x) if isinstance(x, list) else x for name, x in (env_kwargs or self.env_kwargs).items()}
         env = game.make() if game else gymnasium.make(self.env_id, **options)  # type: ignore[arg-type]
-        share: float = env.reset(seed=0)[1]["snr"]
+        snr: float = env.reset(seed=0)[1]["snr"]
         env.close()
-        return share
+        return snr
 
 
-class Cell(NamedTuple):
-    """One run: where, which head, which seed."""
+class Job(NamedTuple):
+    """One run: where, which agent, which seed, with which arguments."""
 
-    level: Level
-    head: str
+    setting: Setting
+    agent: str
     seed: int
     folder: Path
+    agents_dir: Path
+    agent_args: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Name it in messages."""
-        return f"{self.level.name} {self.head} seed {self.seed}"
-
-    @property
-    def log(self) -> Path:
-        """File of what its agent prints."""
-        return self.folder / "log.txt"
+        """Name the run in messages."""
+        return f"{self.setting.name} {self.agent} seed {self.seed}"
 
     def run(self) -> Path | None:
-        """Return the folder of its run: the finished one, else the last one that can be resumed, else None.
+        """Return the folder of the finished run, else of the last one that can be resumed, else None.
 
         Raises:
-            ValueError: if two are finished.
+            ValueError: two runs are finished.
         """
         finished = sorted(self.folder.glob("*/summary.json"))
         if len(finished) > 1:
-            raise ValueError(f"{self.folder}: two runs are finished, {finished[0].parent.name} and others; keep one")
-        begun = sorted(self.folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
-        return next((path.parent for path in [*finished, *reversed(begun)]), None)
+            names = ", ".join(path.parent.name for path in finished)
+            raise ValueError(f"{self.folder}: expected one finished run, found {names}; keep one of them")
+        resumable = sorted(self.folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
+        return next((path.parent for path in [*finished, *reversed(resumable)]), None)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary of its finished run, or None."""
+        """Return the summary of the finished run, or None."""
         path = (self.run() or self.folder) / "summary.json"
         return read_summary(path) if path.is_file() else None
 
+    def command(self) -> list[str]:
+        """Return the command that starts or resumes the run."""
+        command, run = [sys.executable, str(self.agents_dir / f"ppo_{self.agent}.py")], self.run()
+        if run is not None:
+            return [*command, "--resume", str(run)]
+        noise = [] if self.setting.num_noise is None else ["--num-noise", str(self.setting.num_noise)]
+        command += ["--env-id", self.setting.env_id, *noise, "--seed", str(self.seed), "--run-dir", str(self.folder)]
+        return [*command, "--no-capture-video", *self.setting.agent_args(self.agent_args)]
 
-class Outcome(NamedTuple):
-    """How a cell went: `problem` is empty if all is well."""
-
-    cell: Cell
-    problem: str
-    seconds: float
-
-
-@dataclass
-class Stop:
-    """How often the user asked to stop."""
-
-    times: int = 0
+    def check_settings(self, summary: Mapping[str, Any]) -> None:
+        """Raise ValueError if the finished run has other settings than this job, naming one."""
+        path = (self.run() or self.folder) / "summary.json"
+        requested = parse_agent_args(self.setting.agent_args(self.agent_args))
+        requested |= {"env_id": self.setting.env_id, "seed": str(self.seed), "agent": f"ppo_{self.agent}"}
+        requested["num_noise"] = "" if self.setting.num_noise is None else str(self.setting.num_noise)
+        with checkpoint_errors(path):
+            saved = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
+            saved = {name: saved[name] for name in requested if name in saved}
+            check_settings(path, saved, {name: requested[name] for name in saved}, means)
 
 
-def settings(words: Sequence[str]) -> dict[str, str]:
-    """Read words as settings of an agent: `--a-b 1 2 --no-c` is a_b="1 2", c="False".
+def parse_agent_args(args: Sequence[str]) -> dict[str, str]:
+    """Return the settings in an agent's arguments: `--a-b 1 2 --no-c` is a_b="1 2", c="False".
 
     Raises:
-        ValueError: a word that belongs to no setting, or one that each cell decides itself.
+        ValueError: an argument belongs to no setting, or sets one that is reserved.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     name = None
-    for word in words:
-        if word.startswith("--"):
-            flag, _, value = word.removeprefix("--").partition("=")
+    for arg in args:
+        if arg.startswith("--"):
+            flag, _, value = arg.removeprefix("--").partition("=")
             name, value = flag.replace("-", "_"), value or "True"
             if name.startswith("no_"):
                 name, value = name.removeprefix("no_"), "False"
-            found[name] = value
+            settings[name] = value
         elif name is None:
-            raise ValueError(f"{word!r} after --: must follow a setting of the agents, such as --total-timesteps")
+            raise ValueError(f"{arg!r} after --: expected a setting of the agents first, such as --total-timesteps")
         else:
-            found[name] = word if found[name] == "True" else f"{found[name]} {word}"
-    for name in OURS:
-        if name in found:
-            raise ValueError(f"--{name.replace('_', '-')} after --: must be left to this program's own options")
-    return found
+            settings[name] = arg if settings[name] == "True" else f"{settings[name]} {arg}"
+    for name in RESERVED:
+        if name in settings:
+            raise ValueError(f"--{name.replace('_', '-')} after --: this program sets it itself, or it trains nothing")
+    return settings
 
 
-def agrees(asked: str, recorded: Any) -> bool:
-    """Tell whether a word means the value that a summary holds, where null stands for infinity too."""
-    if isinstance(recorded, list):
-        return asked == " ".join(map(str, recorded))
-    if isinstance(recorded, (int, float)) and not isinstance(recorded, bool):
+def means(argument: str, saved: Any) -> bool:
+    """Return whether an argument means the value in a summary, in which null stands for infinity too."""
+    if isinstance(saved, list):
+        return argument == " ".join(map(str, saved))
+    if isinstance(saved, (int, float)) and not isinstance(saved, bool):
         with contextlib.suppress(ValueError):
-            return float(asked) == recorded
-    return asked in ("None", "inf") if recorded is None else asked == str(recorded)
+            return float(argument) == saved
+    return argument in ("None", "inf") if saved is None else argument == str(saved)
 
 
-def parse(argv: Sequence[str]) -> tuple[Args, list[str]]:
-    """Return our settings and the words for the agents.
+def parse(argv: Sequence[str]) -> tuple[Args, tuple[str, ...]]:
+    """Return this program's settings and the agents' arguments.
 
     Raises:
-        ValueError: naming the setting, its value and what is allowed.
+        ValueError: names the setting, its value and what is allowed.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
-    args, words = parse_arguments(Args, argv[:end], Args(), __doc__), list(argv[end + 1 :])
-    settings(words)
-    args = replace(args, env_ids=tuple(registration.canonical(env_id, "env_ids") for env_id in args.env_ids))
+    args, agent_args = parse_arguments(Args, argv[:end], Args(), __doc__), tuple(argv[end + 1 :])
+    parse_agent_args(agent_args)
+    args = replace(args, env_ids=tuple(registration.canonical_id(env_id, "env_ids") for env_id in args.env_ids))
     check(args)
-    return args, words
+    return args, agent_args
 
 
 def check(args: Args) -> None:
     """Raise ValueError, naming the setting, its value and what is allowed."""
-    for name in ("heads", "seeds", "env_ids"):
-        if not getattr(args, name):
-            raise ValueError(f"{name}: must be at least one")
-    games = {registration.find(env_id)[0] for env_id in args.env_ids}
-    if len(games) > 1:
-        raise ValueError(
-            f"env_ids={' '.join(args.env_ids)}: must be of one game, not {registration.in_words(sorted(games))}"
-        )
-    if games == {registration.FOREIGN} and len(set(args.env_ids)) > 1:
-        raise ValueError(f"env_ids={' '.join(args.env_ids)}: must be one, whose noise --num-noise sets")
-    if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
-        raise ValueError(
-            f"num_noise={args.num_noise}: must come with one id in --env-ids, of {registration.in_words(registration.NOISE)}"
-        )
     check_numbers(args)
-    if args.beside and not args.draw_only:
-        raise ValueError(f"beside={' '.join(map(str, args.beside))}: must come with --draw-only")
+    games, ids = {registration.find(env_id)[0] for env_id in args.env_ids}, " ".join(args.env_ids)
+    if len(games) > 1:
+        raise ValueError(f"env_ids={ids}: expected ids of one game, got {registration.join_names(sorted(games))}")
+    if games == {registration.OTHER} and len(set(args.env_ids)) > 1:
+        raise ValueError(f"env_ids={ids}: expected one id, with noise levels in --num-noise")
+    if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
+        allowed = registration.join_names(registration.NOISE)
+        raise ValueError(f"num_noise={args.num_noise}: expected with one id in --env-ids, of {allowed}")
+    if args.compare_with and not args.plot_only:
+        raise ValueError(f"compare_with={' '.join(map(str, args.compare_with))}: expected together with --plot-only")
     if args.address is not None and not args.ray:
-        raise ValueError(f"address={args.address!r}: must come with --ray")
+        raise ValueError(f"address={args.address!r}: expected together with --ray")
     if args.ray and find_spec("ray") is None:
-        raise ValueError("ray: must be installed first, in the checkout with: pip install -e '.[ray]'")
-    for head in args.heads:
-        if not (args.agents_dir / f"ppo_{head}.py").is_file():
-            raise ValueError(f"heads={head!r}: there is no {args.agents_dir / f'ppo_{head}.py'}")
+        raise ValueError("ray: expected the package ray; in the checkout run: pip install -e '.[ray]'")
+    for agent in args.agents:
+        if not (args.agents_dir / f"ppo_{agent}.py").is_file():
+            raise ValueError(f"agents={agent!r}: expected the file {args.agents_dir / f'ppo_{agent}.py'}")
 
 
 def check_numbers(args: Args) -> None:
-    """Raise ValueError, naming the number and what is allowed."""
-    for name, least in (("seeds", 0), ("num_noise", 0), ("jobs", 1), ("gpus_per_run", 0), ("cpus_per_run", 0)):
+    """Raise ValueError for a number out of range, or a setting without values."""
+    for name in ("agents", "seeds", "env_ids"):
+        if not getattr(args, name):
+            raise ValueError(f"{name}: expected at least one value")
+    for name, minimum in (("seeds", 0), ("num_noise", 0), ("jobs", 1), ("gpus_per_run", 0), ("cpus_per_run", 0)):
         value = getattr(args, name)
         for number in value if isinstance(value, tuple) else (value,):
-            if not least <= number < math.inf:  # NaN fails too
-                raise ValueError(f"{name}={number}: must be from {least}")
+            if not minimum <= number < math.inf:  # NaN fails too
+                raise ValueError(f"{name}={number}: expected a number from {minimum}")
             if number > 1 and number % 1:
-                raise ValueError(f"{name}={number}: must be whole above 1")
+                raise ValueError(f"{name}={number}: expected a whole number, or one below 1")
 
 
-def plan(args: Args) -> list[Cell]:
-    """Return all cells, noise levels in order of falling signal, each with its heads in order, and their seeds."""
-    levels = [Level(env_id, noise) for env_id in dict.fromkeys(args.env_ids) for noise in args.num_noise or (None,)]
-    levels = sorted(dict.fromkeys(levels), key=Level.snr, reverse=True)
-    out = args.out.resolve()
-    return [
-        Cell(level, head, seed, out / level.name / head / f"seed-{seed}")
-        for level in levels
-        for head in dict.fromkeys(args.heads)
-        for seed in dict.fromkeys(args.seeds)
-    ]
+CHECK_AGENT_ARGS = """import importlib, sys
+from noisy_envs.training.settings import parse
+sys.path.insert(0, sys.argv[1])
+try:
+    parse(importlib.import_module(sys.argv[2]), sys.argv[3:])
+except (ValueError, OSError) as error:
+    sys.exit(str(error))
+"""
 
 
-def claim(out: Path, words: list[str], command: str, draw_only: bool) -> list[str]:
-    """Record the words of a folder's first runs; later return those recorded.
+def check_agent_args(job: Job) -> None:
+    """Raise ValueError if the agent refuses its arguments."""
+    file, *arguments = job.command()[1:]
+    command = [sys.executable, "-c", CHECK_AGENT_ARGS, str(job.agents_dir), Path(file).stem, *arguments]
+    environment = {**os.environ, "COLUMNS": "200"}  # wide, so that no line of the message is broken
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if process.returncode:
+        raise ValueError(f"{shlex.join(job.agent_args)!r} after --: {last_message(process.stdout + process.stderr)}")
+
+
+def plan(args: Args, agent_args: Sequence[str] = ()) -> dict[Setting, list[Job]]:
+    """Return the jobs of each setting, the agents in order, each with its seeds; settings have decreasing SNR."""
+    settings = [Setting(env_id, noise) for env_id in dict.fromkeys(args.env_ids) for noise in args.num_noise or (None,)]
+    settings = sorted(dict.fromkeys(settings), key=Setting.snr, reverse=True)
+    out, agents_dir = args.out.resolve(), args.agents_dir.resolve()
+    return {
+        setting: [
+            Job(setting, agent, seed, out / setting.name / agent / f"seed-{seed}", agents_dir, tuple(agent_args))
+            for agent in dict.fromkeys(args.agents)
+            for seed in dict.fromkeys(args.seeds)
+        ]
+        for setting in settings
+    }
+
+
+def record_arguments(out: Path, agent_args: Sequence[str], command: str, plot_only: bool) -> list[str]:
+    """Record the agents' arguments in a folder without runs; return those recorded.
 
     Raises:
-        ValueError: if its runs had other words, naming them, or if there is nothing to draw.
+        ValueError: the folder's runs have other arguments, or there are none to plot.
     """
-    path, begun = out / "command.json", any(path.is_dir() for path in out.glob("*/*/seed-*/*"))
-    if draw_only and not begun:
-        raise ValueError(f"out={out}: holds no runs")
-    if not begun or not path.exists():  # words that no agent took, mistyped perhaps, bind nobody
-        write_summary(path, {"command": command, "words": words, "commit": current_commit()})
-    recorded: list[str] = read_summary(path).get("words", [])
-    there, asked = settings(recorded), settings(words)
-    names = [name for name in {**there, **asked} if there.get(name) != asked.get(name)]
-    if names and (words or not draw_only):
-        differ = ", ".join(
-            f"{name} {asked.get(name, 'by default')} (there {there.get(name, 'by default')})" for name in names
-        )
-        raise ValueError(
-            f"out={out}: holds runs of other words: {differ}; give `-- {shlex.join(recorded)}` or another --out"
-        )
+    path, has_runs = out / "command.json", any(path.is_dir() for path in out.glob("*/*/seed-*/*"))
+    if plot_only and not has_runs:
+        raise ValueError(f"out={out}: expected a folder with runs")
+    if not has_runs or not path.exists():  # arguments with which no run started, mistyped perhaps, do not count
+        write_summary(path, {"command": command, "agent_args": agent_args, "commit": current_commit()})
+    recorded: list[str] = read_summary(path).get("agent_args", [])
+    if agent_args or not plot_only:
+        remedy = f"give `-- {shlex.join(recorded)}` or another --out"
+        check_settings(path, parse_agent_args(recorded), parse_agent_args(agent_args), remedy=remedy)
     return recorded
 
 
-def check_finished(cell: Cell, words: list[str]) -> bool:
-    """Tell whether a cell is done.
-
-    Raises:
-        ValueError: if its run was one of other settings, naming them.
-    """
-    summary = cell.summary()
-    if summary is None:
-        return False
-    with checkpoint_errors((cell.run() or cell.folder) / "summary.json"):
-        recorded = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
-    asked = settings(cell.level.words(words))
-    asked |= {"env_id": cell.level.env_id, "seed": str(cell.seed), "agent": f"ppo_{cell.head}"}
-    asked["num_noise"] = "" if cell.level.num_noise is None else str(cell.level.num_noise)
-    for name, value in asked.items():
-        if name in recorded and not agrees(value, recorded[name]):
-            raise ValueError(
-                f"{cell.folder}: its run has {name}={recorded[name]}, {value or 'none'} is asked; use another --out"
-            )
-    return True
+def flatten(jobs: Mapping[Setting, list[Job]]) -> list[Job]:
+    """Return the jobs of all settings."""
+    return [job for group in jobs.values() for job in group]
 
 
-@contextlib.contextmanager
-def locked(folder: Path, stop: Stop) -> Iterator[int | None]:
-    """Hold the lock of a folder and yield its descriptor, or None if the user stops the waiting for it.
-
-    An agent inherits the descriptor: while one runs on, whose parent was killed, no other takes up its run (on Windows
-    it inherits none; there the lock of its own folder refuses the other).
-    """
-    file, told = None, False
-    while file is None and not stop.times:
-        try:
-            file = lock_folder(folder)
-        except BlockingIOError:
-            if not told:
-                print(f"{folder}: waiting for the agent that runs on there, its compare.py was killed", flush=True)
-            told = True
-            time.sleep(0.2)
-    with file or contextlib.nullcontext():
-        yield None if file is None else file.fileno()
+def check_has_runs(name: str, out: Path, jobs: Mapping[Setting, list[Job]]) -> None:
+    """Raise ValueError if no job has a run to plot."""
+    if not any(job.run() for job in flatten(jobs)):
+        raise ValueError(f"{name}={out}: expected a folder with runs of these agents, ids and seeds")
 
 
-def run_cell(cell: Cell, words: list[str], agents_dir: Path, stop: Stop) -> Outcome:
-    """Run a cell's agent, or resume it, and again if a signal kills it."""
-    start = time.perf_counter()
-
-    def outcome(problem: str) -> Outcome:
-        return Outcome(cell, problem, time.perf_counter() - start)
-
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    with locked(cell.folder, stop) as lock:
-        code, attempts = -1, 0
-        # an agent that held the lock may have made the summary in the meantime
-        while lock is not None and code < 0 and attempts <= RETRIES and not stop.times and cell.summary() is None:
-            print(f"{'resuming' if cell.run() else 'starting'} {cell}, see {cell.log}", flush=True)
-            code, attempts = launch(agent_command(cell, words, agents_dir), cell.log, lock, stop), attempts + 1
-    if cell.summary() is not None:
-        return outcome("")
-    if stop.times or code == EXIT_INTERRUPTED:
-        return outcome("stopped")
-    told = reason(cell.log.read_text(encoding="utf-8", errors="replace"))
-    return outcome(f"{f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'}: {told}")
-
-
-def reason(text: str) -> str:
-    """Return the line that says what went wrong: an agent's last, or what is first in the box at its end."""
-    lines = [line for line in text.splitlines() if line.strip()] or ["no word"]
-    if lines[-1].startswith("╰"):
-        top = max(number for number, line in enumerate(lines) if line.startswith("╭"))
-        return lines[top + 1].strip("│ ")
-    return lines[-1]
-
-
-def check_words(cell: Cell, words: list[str], agents_dir: Path) -> None:
-    """Raise ValueError if an agent does not take the words, before any run starts."""
-    file, *asked = agent_command(cell, words, agents_dir)[1:]
-    command = [sys.executable, "-c", PARSE, str(agents_dir), Path(file).stem, *asked]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
-    )  # wide, so that no line is broken
-    if done.returncode:
-        raise ValueError(f"{shlex.join(words)!r} after --: {reason(done.stdout + done.stderr)}")
-
-
-def agent_command(cell: Cell, words: list[str], agents_dir: Path) -> list[str]:
-    """Return the command that starts or resumes a cell's run."""
-    command, run = [sys.executable, str(agents_dir / f"ppo_{cell.head}.py")], cell.run()
-    if run is not None:
-        return [*command, "--resume", str(run)]
-    noise = [] if cell.level.num_noise is None else ["--num-noise", str(cell.level.num_noise)]
-    command += ["--env-id", cell.level.env_id, *noise, "--seed", str(cell.seed)]
-    return [*command, "--run-dir", str(cell.folder), "--no-gif", *cell.level.words(words)]
-
-
-def begin(command: list[str], file: IO[bytes], lock: int) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own: it does not hear the terminal's Ctrl-C, which would make two of one.
-
-    What it prints goes to the file, as UTF-8. It inherits the lock, but on Windows, where none is inherited.
-    """
-    alone: dict[str, Any]
-    if sys.platform == "win32":
-        alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    else:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and children inherit that
-        alone = {"pass_fds": (lock,), "start_new_session": True}
-    env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, **alone)
-
-
-def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    """Send Ctrl-C, or on Windows Ctrl-Break, which is all that one process can send another there."""
-    if sys.platform == "win32":
-        process.send_signal(signal.CTRL_BREAK_EVENT)
-    else:
-        process.send_signal(signal.SIGINT)
-
-
-def launch(command: list[str], log: Path, lock: int, stop: Stop) -> int:
-    """Run a command, what it prints going to the log, and return its exit status, −s if signal s ended it.
-
-    Ctrl-C here, or Ray's cancelling, is handed on once each time: at the first an agent saves and ends, at a second
-    it just ends.
-    """
-    with log.open("ab") as file:
-        file.write(f"$ {shlex.join(command)}\n".encode())
-        file.flush()
-        process = begin(command, file, lock)
-    told = 0
-    while True:
-        try:
-            while told < stop.times:
-                ask_to_stop(process)
-                told += 1
-            return process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        except KeyboardInterrupt:  # Ray's cancelling
-            stop.times += 1
-
-
-def run_here(cells: list[Cell], words: list[str], args: Args, report: Callable[[Outcome], None]) -> bool:
-    """Run cells on this machine, `args.jobs` at a time, and tell whether the user stopped it."""
-    stop = Stop()
-    with futures.ThreadPoolExecutor(args.jobs) as pool:
-        cell_of = {pool.submit(run_cell, cell, words, args.agents_dir, stop): cell for cell in cells}
-        pending = set(cell_of)
-        while pending:
-            try:
-                done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
-                for future in done:
-                    error = future.exception()  # a folder that cannot be written, say: the others go on
-                    report(Outcome(cell_of[future], str(error), 0.0) if error else future.result())
-            except KeyboardInterrupt:
-                stop.times += 1
-                print("stopping; the runs save (once more: they do not)", flush=True)
-    return stop.times > 0
-
-
-def run_on_ray(cells: list[Cell], words: list[str], args: Args, report: Callable[[Outcome], None]) -> bool:
-    """Run cells as Ray tasks, and tell whether the user stopped it.
-
-    The task of a worker that dies starts again elsewhere, and resumes the run.
-
-    Raises:
-        ValueError: if there is no cluster at the address, or too little of what a run needs.
-    """
-    import ray
-
-    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    dashboard = None if args.address else False
-    try:
-        ray.init(
-            args.address or "local", log_to_driver=False, include_dashboard=dashboard, runtime_env={"env_vars": path}
-        )
-    except ConnectionError as error:
-        raise ValueError(f"address={args.address!r}: must be that of a running Ray cluster: {error}") from None
-    for name, asked in (("CPU", args.cpus_per_run), ("GPU", args.gpus_per_run)):
-        there = ray.cluster_resources().get(name, 0)
-        if asked > there:  # Ray would wait for ever, and say nothing
-            raise ValueError(f"{name.lower()}s_per_run={asked}: must be at most {there:g}, which Ray has")
-    task = ray.remote(num_cpus=args.cpus_per_run, num_gpus=args.gpus_per_run, max_retries=RETRIES)(run_cell)
-    cell_of = {task.remote(cell, words, args.agents_dir.resolve(), Stop()): cell for cell in cells}
-    pending, stopped = list(cell_of), False
-    while pending:
-        try:
-            (done, *_), pending = ray.wait(pending)
-            try:
-                report(ray.get(done))
-            except ray.exceptions.RayError as error:
-                report(Outcome(cell_of[done], "stopped" if stopped else str(error).splitlines()[-1], 0.0))
-        except KeyboardInterrupt:
-            print("stopping; the runs save (once more: they do not)", flush=True)
-            stopped = True
-            for ref in pending:
-                ray.cancel(ref)
-    ray.shutdown()
-    return stopped
-
-
-def run_missing(missing: list[Cell], total: int, words: list[str], args: Args) -> list[Outcome]:
-    """Run cells, a line of progress for each, and return those that failed.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, once the agents have ended.
-    """
-    finished = total - len(missing)
-    failed: list[Outcome] = []
-    print(f"{total} runs, {finished} of them done before", flush=True)
-
-    def report(outcome: Outcome) -> None:
-        nonlocal finished
-        finished += not outcome.problem
-        told = f"FAILED, {outcome.problem}" if outcome.problem else f"score {score(outcome.cell.summary()):.3f}"
-        if outcome.problem != "stopped":
-            print(f"[{finished}/{total}] {outcome.cell}: {told}, {outcome.seconds:.0f} s", flush=True)
-        if outcome.problem:
-            failed.append(outcome)
-
-    if missing and (run_on_ray if args.ray else run_here)(missing, words, args, report):
-        raise KeyboardInterrupt
-    return failed
-
-
-def score(summary: dict[str, Any] | None) -> float:
-    """Return the normalised score of a summary; NaN stands for null, and for no summary."""
+def score(summary: Mapping[str, Any] | None) -> float:
+    """Return the normalized score in a summary; NaN if it is null, or if there is no summary."""
     return math.nan if summary is None or summary["score"] is None else float(summary["score"])
 
 
-def as_played(cells: list[Cell]) -> tuple[References, float]:
-    """Return what scores of 0 and 1 stand for at a level, and its SNR, by a run if there is one.
+def run_missing(jobs: list[Job], args: Args) -> list[JobResult]:
+    """Run what is missing, and return the results of the runs that failed.
 
-    Words after -- may have changed the game, and with it both.
+    Raises:
+        ValueError: a finished run has other settings.
+        KeyboardInterrupt: after Ctrl-C, when the agents have ended.
     """
-    level = cells[0].level
-    summary = next((found for cell in cells if (found := cell.summary())), None)
+    summaries = {job: job.summary() for job in jobs}
+    for job, summary in summaries.items():
+        if summary is not None:
+            job.check_settings(summary)
+    if args.plot_only:
+        return []
+    execute = (
+        partial(run_on_ray, address=args.address, cpus_per_run=args.cpus_per_run, gpus_per_run=args.gpus_per_run)
+        if args.ray
+        else partial(run_in_threads, num_threads=args.jobs)
+    )
+    results = run_jobs(summaries, execute, lambda summary: f"score {score(summary):.3f}")
+    return [result for result in results if result.summary is None]
+
+
+def baselines_and_snr(jobs: list[Job]) -> tuple[BaselineReturns, float]:
+    """Return baselines and SNR of a setting's jobs: those of a finished run, because arguments can change the game."""
+    setting = jobs[0].setting
+    summary = next((summary for job in jobs if (summary := job.summary())), None)
     if summary is None:
-        return level.references(), level.snr()
+        return setting.baselines(), setting.snr()
     returns = (math.nan if summary[name] is None else summary[name] for name in ("return_random", "return_oracle"))
-    return References(*returns), level.snr(summary["options"])
+    return BaselineReturns(*returns), setting.snr(summary["env_kwargs"])
 
 
-def of_levels(cells: list[Cell]) -> dict[Level, list[Cell]]:
-    """Return the cells of each level, in order."""
-    found: dict[Level, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.level, []).append(cell)
-    return found
+def make_panels(jobs: dict[Setting, list[Job]], note: str = "") -> list[Panel]:
+    """Return a panel of learning curves for each setting, titled with a note, or with the SNR.
 
-
-def panels(cells: list[Cell], note: str = "") -> list[Panel]:
-    """Return the learning curves of each level, of unfinished runs too, under its name and a note, else its SNR."""
-    found = []
-    for level, own in of_levels(cells).items():
+    Unfinished runs are included.
+    """
+    panels = []
+    for setting, group in jobs.items():
         curves: dict[str, list[Rows]] = {}
-        for cell in own:
-            metrics = (cell.run() or cell.folder) / "metrics.csv"
+        for job in group:
+            metrics = (job.run() or job.folder) / "metrics.csv"
             if metrics.is_file():
-                curves.setdefault(cell.head, []).append(read_metrics(metrics))
-        references, snr = as_played(own)
-        title = f"{level.name}\n{note or f'SNR {snr:.3g}'}"
-        found.append(Panel(title, *references, curves, "solved" if level.foreign else "oracle"))
-    return found
+                curves.setdefault(job.agent, []).append(read_metrics(metrics))
+        baselines, snr = baselines_and_snr(group)
+        title = f"{setting.name}\n{note or f'SNR {snr:.3g}'}"
+        panels.append(Panel(title, *baselines, curves, "solved" if setting.gymnasium_game else "oracle"))
+    return panels
 
 
-def panels_beside(args: Args) -> list[Panel]:
-    """Return the panels of OUT, then those of the other folders, each noting in which words the folders differ."""
-    cells = {out: plan(replace(args, out=out)) for out in dict.fromkeys((args.out, *args.beside))}
-    words = {out: settings(claim(out, [], "", draw_only=True)) for out in cells}
-    names = {name: None for own in words.values() for name in own}
-    differ = [name for name in names if len({own.get(name) for own in words.values()}) > 1]
-    found = []
-    for out, own in words.items():
-        if not any(cell.run() for cell in cells[out]):
-            raise ValueError(f"beside={out}: holds none of these runs")
-        summaries = [summary for cell in cells[out] if (summary := cell.summary())]
-        # a word that was not given has the value of the agents' preset
-        told = {**(summaries[0]["settings"] if summaries else {}), **own}
-        found += panels(cells[out], ", ".join(f"{name} {told.get(name, 'by default')}" for name in differ))
-    return found
+def comparison_panels(args: Args) -> list[Panel]:
+    """Return the panels of OUT and of the other folders, titled with the arguments in which they differ."""
+    jobs = {out: plan(replace(args, out=out)) for out in dict.fromkeys((args.out, *args.compare_with))}
+    settings = {out: parse_agent_args(record_arguments(out, (), "", plot_only=True)) for out in jobs}
+    names = dict.fromkeys(name for own in settings.values() for name in own)
+    different = [name for name in names if len({own.get(name) for own in settings.values()}) > 1]
+    panels = []
+    for out, own in settings.items():
+        check_has_runs("compare_with", out, jobs[out])
+        summary = next((summary for job in flatten(jobs[out]) if (summary := job.summary())), None)
+        # a setting without argument has the value of the preset
+        values = {**(summary["settings"] if summary else {}), **own}
+        note = ", ".join(f"{name} {values.get(name, 'by default')}" for name in different)
+        panels += make_panels(jobs[out], note)
+    return panels
 
 
-def gather(cells: list[Cell]) -> dict[str, Any]:
-    """Sum up what is there: scores and their estimates by head and level, drops by head, missing runs, versions."""
-    levels = list(dict.fromkeys(cell.level for cell in cells))
-    scores: dict[str, dict[str, dict[int, float]]] = {cell.head: {level.name: {} for level in levels} for cell in cells}
+def collect_results(jobs: dict[Setting, list[Job]]) -> dict[str, Any]:
+    """Return what `results.json` holds: versions, SNRs, scores, their estimates and drops, and what is missing."""
+    summaries = {job: job.summary() for job in flatten(jobs)}
+    names = [setting.name for setting in jobs]
+    scores: dict[str, dict[str, dict[int, float]]] = {job.agent: {name: {} for name in names} for job in summaries}
     missing: dict[str, str] = {}
-    versions: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        summary = cell.summary()
-        for name, version in (summary["versions"] if summary else {}).items():
-            versions.setdefault(name, {})[version] = None
+    for job, summary in summaries.items():
         if math.isfinite(score(summary)):
-            scores[cell.head][cell.level.name][cell.seed] = score(summary)
+            scores[job.agent][job.setting.name][job.seed] = score(summary)
         elif summary is not None:
-            missing[str(cell)] = "its score is NaN"
+            missing[str(job)] = "its score is NaN"
         else:
-            missing[str(cell)] = f"not finished, see {cell.log}" if cell.log.exists() else "not run yet"
+            log = job.folder / "log.txt"
+            missing[str(job)] = f"not finished, see {log}" if log.exists() else "not started"
     estimates: dict[str, dict[str, Any]] = {}
     drops: dict[str, Any] = {}
-    for head, by_level in scores.items():
-        found = {name: list(one.values()) for name, one in by_level.items() if one}
-        estimates[head] = {name: estimate(one)._asdict() for name, one in found.items()}
-        least, most = levels[0].name, levels[-1].name
-        if least != most and least in found and most in found:
-            drops[head] = drop(found[least], found[most])._asdict()
+    for agent, by_name in scores.items():
+        values = {name: list(seeds.values()) for name, seeds in by_name.items() if seeds}
+        estimates[agent] = {name: estimate(seeds)._asdict() for name, seeds in values.items()}
+        if len(names) > 1 and names[0] in values and names[-1] in values:
+            drops[agent] = drop(values[names[0]], values[names[-1]])._asdict()
     return {
-        "versions": {name: ", ".join(texts) for name, texts in versions.items()},
-        "snr": {level.name: as_played(own)[1] for level, own in of_levels(cells).items()},
+        "versions": merge_versions(summary for summary in summaries.values() if summary is not None),
+        "snr": {setting.name: baselines_and_snr(group)[1] for setting, group in jobs.items()},
         "scores": scores,
         "iqm": estimates,
         "drop": drops,
@@ -654,69 +460,52 @@ def gather(cells: list[Cell]) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def alone(args: Args) -> Iterator[None]:
-    """Keep every other process that runs cells from OUT; a mere drawing keeps and asks nobody.
-
-    Raises:
-        BlockingIOError: another one runs there, naming it.
-    """
-    if args.draw_only:
-        yield
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    with lock_folder(args.out):
-        yield
-
-
-def run_and_draw(args: Args, cells: list[Cell], words: list[str], command: str) -> list[Outcome]:
-    """Run what is missing, write figures and table, and return what failed.
-
-    Raises:
-        ValueError, OSError: as `claim`, `check_finished` and `run_on_ray` do.
-        KeyboardInterrupt: after Ctrl-C.
-    """
-    recorded = claim(args.out, words, command, args.draw_only)
-    missing = [cell for cell in cells if not check_finished(cell, recorded)]
-    if args.draw_only and not any(cell.run() for cell in cells):
-        raise ValueError(f"out={args.out}: holds none of these runs")
-    failed = [] if args.draw_only else run_missing(missing, len(cells), recorded, args)
-    plot_panels(args.out / "curves.png", panels(cells))
-    if args.beside:
-        plot_panels(args.out / "beside.png", panels_beside(args))
-    command += f" -- {shlex.join(recorded)}" if recorded and not words else ""
-    found = {"command": command, "words": recorded, "drawn_at_commit": current_commit(), **gather(cells)}
-    write_summary(args.out / "results.json", found)
-    write_atomically(args.out / "table.md", format_table(found))
+def run_and_plot(
+    args: Args, jobs: dict[Setting, list[Job]], agent_args: Sequence[str], command: str
+) -> list[JobResult]:
+    """Run what is missing, write the figures and the table, and return the results of the runs that failed."""
+    recorded = record_arguments(args.out, agent_args, command, args.plot_only)
+    if args.plot_only:
+        check_has_runs("out", args.out, jobs)
+    failed = run_missing([job._replace(agent_args=tuple(recorded)) for job in flatten(jobs)], args)
+    plot_panels(args.out / "curves.png", make_panels(jobs))
+    if args.compare_with:
+        plot_panels(args.out / "comparison.png", comparison_panels(args))
+    command += f" -- {shlex.join(recorded)}" if recorded and not agent_args else ""
+    origin = {"command": command, "agent_args": recorded, "plotted_at_commit": current_commit()}
+    results = {**origin, **collect_results(jobs)}
+    write_summary(args.out / "results.json", results)
+    write_atomically(args.out / "table.md", format_table(results))
     return failed
 
 
 @memory_errors()
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing, draw, and end with exit status 1 if a run failed, 130 after Ctrl-C."""
+    """Run what is missing and plot; the exit status is 1 if a run failed, 130 after Ctrl-C."""
     try:
-        args, words = parse(argv)
-        cells = plan(args)
-        fresh = [cell for cell in cells if cell.run() is None]
-        if words and fresh and not args.draw_only and args.address is None:  # a cluster may have what is not here
-            check_words(fresh[0], words, args.agents_dir)
-        with alone(args):
-            failed = run_and_draw(args, cells, words, shlex.join(["python", "agents/compare.py", *argv]))
+        args, agent_args = parse(argv)
+        jobs = plan(args, agent_args)
+        new = next((job for job in flatten(jobs) if job.run() is None), None)
+        if agent_args and new and not args.plot_only and args.address is None:  # a cluster may have other packages
+            check_agent_args(new)
+        with contextlib.nullcontext() if args.plot_only else lock_folder(args.out):
+            failed = run_and_plot(args, jobs, agent_args, shlex.join(["python", "agents/compare.py", *argv]))
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {format_error(error)}") from None
     except KeyboardInterrupt:
-        print("stopped; go on with the same command", file=sys.stderr)
+        print("stopped; resume with the same command", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
-    if args.draw_only or any(cell.summary() for cell in cells):
-        print(f"see {'beside.png, ' if args.beside else ''}curves.png, table.md and results.json in {args.out}")
+    if args.plot_only or any(job.summary() for job in flatten(jobs)):
+        comparison = "comparison.png, " if args.compare_with else ""
+        print(f"see {comparison}curves.png, table.md and results.json in {args.out}")
     if failed:
-        lines = [f"{outcome.cell}: {outcome.problem}, see {outcome.cell.log}" for outcome in failed]
-        raise SystemExit("\n".join([f"{len(failed)} of {len(cells)} runs failed or were stopped:", *lines]))
+        lines = [f"{result.job}: {result.problem}, see {result.job.folder / 'log.txt'}" for result in failed]
+        raise SystemExit("\n".join([f"{len(failed)} of {len(flatten(jobs))} runs failed or were stopped:", *lines]))
 
 
 if __name__ == "__main__":
-    # a machine that shuts down, a terminal that closes, is a Ctrl-C too
+    # the end of a terminal or of the machine stops the runs like Ctrl-C
     with on_stop_signal(signal.default_int_handler), ignore_broken_pipe():
         main(sys.argv[1:])

@@ -158,7 +158,7 @@ class Agent(nn.Module):
         self.critic = mlp(dim, args.mlp_dim, args.mlp_dim, 1)
         generator = torch.Generator().manual_seed(args.seed)
         init_weights(self, args.init_std, args.num_layers, generator)
-        self.pool = PoolingHead(args, spec.query, generator)  # last: agents of one seed share all other weights
+        self.pool = PoolingHead(args, spec.query_index, generator)  # last: agents of one seed share all other weights
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Map tokens (R, N, D) to the encoder's input (R, N, H) and the mask (R, N), None if nothing is padding."""

@@ -23,23 +23,23 @@ import torch
 
 from noisy_envs.games.particles import State
 from noisy_envs.games.simple_centroid import SimpleCentroid
-from noisy_envs.interfaces.common import casting
-from noisy_envs.interfaces.functional import Rules, play
+from noisy_envs.interfaces.functional import EnvParams, play
+from noisy_envs.interfaces.scripted import assign_policies
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 from noisy_envs.validation import highest
 
 LEARNER = slice(0, 1)
 
 
-def rule_book(core: Any) -> Callable[..., Any]:
-    """Return the step of the core: (state, key, clock, action) -> state, clock, tokens, reward."""
-    return partial(play, Rules(core, LEARNER, casting(core, LEARNER), core.max_steps, None))
+def rule_book(game: Any) -> Callable[..., Any]:
+    """Return the step of the game: (state, key, clock, action) -> state, clock, tokens, reward."""
+    return partial(play, EnvParams(game, LEARNER, assign_policies(game, LEARNER), game.max_steps, None))
 
 
-def hand_written(core: SimpleCentroid) -> Callable[..., Any]:
+def hand_written(game: SimpleCentroid) -> Callable[..., Any]:
     """Return the step as plain torch, fixed to one agent, no padding, no contacts, continuous actions."""
-    signal = highest(core.num_signal)
+    signal = highest(game.num_signal)
 
     def step(state: State, role: Any, speed: Any, action: Any) -> Any:
         position, velocity = state.mover[..., :2], state.mover[..., 2:]
@@ -103,7 +103,7 @@ def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--game", choices=CORES, default="simple_centroid")
+    parser.add_argument("--game", choices=GAMES, default="simple_centroid")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worlds", type=int, default=65536)
     parser.add_argument("--noise", type=int, default=28, help="entities, of the particle games")
@@ -114,16 +114,16 @@ def main() -> None:
         "simple_tag": {"num_obstacles": args.noise},
         "box_world": {"observation": args.observation},
     }
-    core = CORES[args.game](**options[args.game])
+    game = GAMES[args.game](**options[args.game])
     batch = args.worlds
 
     seeds, zeros = np.arange(batch), np.zeros(batch, np.int64)
     key = episode_key(seeds, zeros)
-    start = core.initial(uniforms(key, zeros, core.start_draws))
+    start = game.initial(uniforms(key, zeros, game.num_reset_uniforms))
     random = np.random.default_rng(0)
-    action: np.ndarray = random.integers(0, core.num_actions, (batch, 1))
-    if core.continuous_actions:
-        action = random.random((batch, 1, core.num_actions), dtype=np.float32)
+    action: np.ndarray = random.integers(0, game.num_actions, (batch, 1))
+    if game.continuous_actions:
+        action = random.random((batch, 1, game.num_actions), dtype=np.float32)
 
     def on_device() -> tuple[Any, ...]:
         state = type(start)(*(torch.tensor(x, device=args.device) for x in start))
@@ -132,17 +132,17 @@ def main() -> None:
 
     def on_device_by_hand() -> tuple[Any, ...]:
         state, _, _, actions = on_device()
-        role = core.observe(state)[:1, 0, :, 4:]
-        speed = torch.tensor([5.0] + [2.0] * highest(core.num_signal), device=args.device)[None, :, None]
+        role = game.observe(state)[:1, 0, :, 4:]
+        speed = torch.tensor([5.0] + [2.0] * highest(game.num_signal), device=args.device)[None, :, None]
         bodies = State(*(field[..., :4].contiguous() for field in state))  # roles never change: none in its state
         return bodies, role.clone(), speed, actions
 
     runs: dict[str, Callable[[], Any]] = {}
-    steps = [("rule book", rule_book(core), on_device())]
+    steps = [("rule book", rule_book(game), on_device())]
     if args.game == "simple_centroid":
-        steps.append(("hand-written", hand_written(core), on_device_by_hand()))
+        steps.append(("hand-written", hand_written(game), on_device_by_hand()))
     for name, step, inputs in steps:
-        step(*inputs)  # makes the core's constants
+        step(*inputs)  # makes the game's constants
         compiled = torch.compile(step, fullgraph=True)
         runs[f"{name}, eager"] = partial(step, *inputs)
         runs[f"{name}, compiled"] = partial(compiled, *inputs)
@@ -151,34 +151,34 @@ def main() -> None:
             compiled(*inputs)
             runs[f"{name}, compiled in a CUDA graph"] = captured(compiled, tuple(inputs))
     if args.device == "cpu":
-        numpy_step = rule_book(core)
+        numpy_step = rule_book(game)
         runs["rule book, NumPy"] = lambda: numpy_step(start, key, zeros, action)
 
     # the same step on both, from one state
-    expected = rule_book(core)(start, key, zeros, action)
-    got = torch.compile(rule_book(core), fullgraph=True)(*on_device())
+    expected = rule_book(game)(start, key, zeros, action)
+    got = torch.compile(rule_book(game), fullgraph=True)(*on_device())
     worst = max(float(np.abs(expected[i] - got[i].cpu().numpy()).max()) for i in (2, 3))
 
-    report(args, core, worst, start, action)
+    report(args, game, worst, start, action)
     for label, run in runs.items():
-        measure(label, run, args.device, batch, bytes_of(core, start, action))
+        measure(label, run, args.device, batch, bytes_of(game, start, action))
 
 
-def bytes_of(core: Any, start: Any, action: np.ndarray) -> int:
+def bytes_of(game: Any, start: Any, action: np.ndarray) -> int:
     """Return the bytes that a step of one world must read and write."""
     read = sum(field[0].nbytes for field in start)
     fixed = sum(getattr(start, name)[0].nbytes for name in ("landmark", "size", "level") if hasattr(start, name))
-    tokens = 4 * core.token_spec.num_tokens * core.token_spec.num_features
+    tokens = 4 * game.token_spec.num_tokens * game.token_spec.num_features
     return int(2 * read - fixed + tokens + 4 + 32 + action[0].nbytes)  # reward; key and clock
 
 
-def report(args: argparse.Namespace, core: Any, worst: float, start: Any, action: np.ndarray) -> None:
+def report(args: argparse.Namespace, game: Any, worst: float, start: Any, action: np.ndarray) -> None:
     """Print what is measured."""
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     what = args.observation if args.game == "box_world" else f"1v3v{args.noise}"
     print(f"{args.game} {what}, {args.worlds} worlds, {name}, torch {torch.__version__}")
     print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
-    print(f"bytes for each world-step: {bytes_of(core, start, action)}")
+    print(f"bytes for each world-step: {bytes_of(game, start, action)}")
 
 
 def measure(label: str, run: Callable[[], Any], device: str, worlds: int, bytes_per_world: int) -> None:

@@ -12,25 +12,30 @@ one rollout and the gradients of all its samples for each epoch, 16 in the parti
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from noisy_envs.training.envs import EnvState
 from noisy_envs.training.process import format_error
+from noisy_envs.training.run import Run
+from noisy_envs.training.settings import parse
 from noisy_envs.training.versions import library_versions
 
 ROOT = Path(__file__).parents[1]
 
 
-def load(path: Path) -> Any:
+def load(path: Path) -> ModuleType:
     """Import an agent's file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -54,24 +59,58 @@ def seconds(run: Callable[[], Any], device: str, repeats: int = 5) -> float:
     return statistics.median(found)
 
 
-def measure(ppo: Any, env_id: str, device: str, compile: bool, graphs: bool) -> tuple[float, float, float]:
+class FirstUpdate(Run):
+    """A run that writes nothing and ends in its first update: what the agent's own loop calls can be called again.
+
+    Attributes:
+        calls: its last rollout and gradient, by name.
+        first: seconds of the first call of both.
+    """
+
+    def __init__(self, module: ModuleType, args: Any) -> None:
+        """Prepare the run."""
+        super().__init__(module, args)
+        self.calls: dict[str, Callable[[], Any]] = {}
+        self.first = 0.0
+
+    def _kept(self, name: str, function: Callable[..., Any]) -> Any:
+        def kept(*inputs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*inputs)
+            self.first += 0.0 if name in self.calls else time.perf_counter() - start
+            self.calls[name] = partial(function, *inputs)
+            return result
+
+        return kept
+
+    def record(self, function: Any) -> Any:
+        """Keep the rollout."""
+        return self._kept("rollout", super().record(function))
+
+    def gradient(self, model: Any, loss: Any) -> Any:
+        """Keep the gradient."""
+        return self._kept("gradient", super().gradient(model, loss))
+
+    def begin(self, agent: Any, optimizer: Any, generator: Any, envs: Any, kl_coef: float) -> tuple[EnvState, float]:
+        """Make no folder."""
+        return envs.reset(), kl_coef
+
+    def iterations(self) -> Iterator[int]:
+        """Train for one update."""
+        yield 0
+
+    def log(self, *_: Any) -> dict[str, float]:
+        """End, as a run does that is stopped."""
+        raise KeyboardInterrupt
+
+
+def measure(ppo: ModuleType, args: Any) -> tuple[float, float, float]:
     """Return nanoseconds a sample of a gradient, of a rollout, and seconds of both first calls."""
-    with tempfile.TemporaryDirectory() as folder:
-        args = ppo.parse(["--env-id", env_id, "--device", device, "--run-dir", folder])
-        trainer = ppo.Trainer(dataclasses.replace(args, compile=compile, cuda_graphs=graphs))
-        size, learners = trainer.size, len(trainer.play.tokens)
-        noise = trainer.agent.noise((args.num_steps, learners), device, trainer.generator)
-        start = time.perf_counter()
-        play, samples, _ = trainer.collect(trainer.play, noise)
-        samples = type(samples)(*(x[: args.minibatch_size] for x in samples))
-        kept = torch.ones(trainer.agent.kept_shape, dtype=torch.bool, device=device)
-        coefficient = torch.tensor(args.kl_coef, device=device)
-        trainer.gradient(samples, kept, coefficient)
-        first = time.perf_counter() - start
-        gradient = seconds(lambda: trainer.gradient(samples, kept, coefficient), device)
-        rollout = seconds(lambda: trainer.collect(play, noise), device)
-        trainer.close()
-    return gradient / args.minibatch_size * 1e9, rollout / size * 1e9, first
+    run = FirstUpdate(ppo, dataclasses.replace(args, update_epochs=1))
+    with contextlib.suppress(KeyboardInterrupt):
+        ppo.train(run.local_args, run)
+    gradient, rollout = (seconds(run.calls[name], args.device) for name in ("gradient", "rollout"))
+    return gradient / args.minibatch_size * 1e9, rollout / run.step_size * 1e9, run.first
 
 
 def main() -> None:
@@ -94,7 +133,9 @@ def main() -> None:
     for env_id in args.env_ids:
         for name, compile, graphs in ways:
             try:
-                gradient, rollout, first = measure(ppo, env_id, args.device, compile, graphs)
+                asked = parse(ppo, ["--env-id", env_id, "--device", args.device])
+                asked = dataclasses.replace(asked, compile=compile, cuda_graphs=graphs)
+                gradient, rollout, first = measure(ppo, asked)
             except (ValueError, OSError) as error:
                 raise SystemExit(f"error: {format_error(error)}") from None
             print(f"| {env_id.split('/')[-1]} | {name} | {gradient:,.0f} | {rollout:,.0f} | {first:.0f} |", flush=True)

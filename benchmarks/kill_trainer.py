@@ -41,9 +41,9 @@ ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0  # seconds, after which a trainer that does nothing is an error
 AIMS = ("start", "row", "write")
 SHORT = {  # words for seconds of training
-    "agents": "--num-envs 4 --num-steps 16 --minibatch-size 32 --update-epochs 1 --total-timesteps 2560 --save-every 3 "
-    "--eval-episodes 3 --no-gif",
-    "supervised": "--num-sets 300 --num-vectors 8 --epochs 12 --batch-size 24 --pools adapool --seeds 1 --folds 1 "
+    "agents": "--num-envs 4 --num-steps 16 --minibatch-size 32 --update-epochs 1 --total-timesteps 2560 "
+    "--checkpoint-interval 3 --eval-episodes 3 --no-capture-video",
+    "supervised": "--num-sets 300 --num-vectors 8 --epochs 12 --batch-size 24 --pooling adapool --seeds 1 --folds 1 "
     "--jobs 1 --dropout 0.1",
 }
 STATE = {"agents": ("agent", "optimizer", "processes"), "supervised": ("network", "best", "optimizer")}

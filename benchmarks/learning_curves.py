@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 from noisy_envs.training.metrics import read_metrics
 
 AGENT = Path(__file__).parents[1] / "agents" / "ppo_adapool.py"
 ENV_ID = "noisy_envs/SimpleTag-1v3v0-v0"
 PASSED = 0.3  # score
 STEPS, SEEDS = 499_712, (1, 2, 3)  # the last whole update below 500,000
-WIDE = "--num-layers 2 --num-heads 4 --hidden-dim 32 --feedforward-dim 64 --init-std 0.1 --attention-scale head"
+WIDE = "--num-layers 2 --num-heads 4 --embed-dim 32 --feedforward-dim 64 --init-std 0.1 --attention-scale head"
 SETTINGS = {
     "the paper's": "",
     "without dropout": "--dropout 0",
@@ -39,8 +39,8 @@ def train(folder: Path, options: str, seed: int) -> Path:
     """Return the folder of a complete run, trained unless it is there already."""
     done = [path.parent for path in folder.glob(f"*__{seed}__*/summary.json")]
     if not done:
-        words = ["--env-id", ENV_ID, "--seed", seed, "--total-timesteps", STEPS, "--run-dir", folder, "--no-gif"]
-        command = [sys.executable, AGENT, *words, *options.split()]
+        arguments = ["--env-id", ENV_ID, "--seed", seed, "--total-timesteps", STEPS, "--run-dir", folder]
+        command = [sys.executable, AGENT, *arguments, "--no-capture-video", *options.split()]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         done = [path.parent for path in folder.glob(f"*__{seed}__*/summary.json")]
     return done[0]
@@ -74,7 +74,7 @@ def main() -> None:
     tasks = [(name, args.run_dir / f"{n}", seed) for n, name in enumerate(SETTINGS) for seed in SEEDS]
     with ThreadPoolExecutor(args.jobs) as pool:
         folders = list(pool.map(lambda task: train(task[1], SETTINGS[task[0]], task[2]), tasks))
-    references = reference_returns(ENV_ID)
+    references = baseline_returns(ENV_ID)
     curves: dict[str, list[list[dict[str, float]]]] = {name: [] for name in SETTINGS}
     for (name, _, seed), folder in zip(tasks, folders, strict=True):
         rows = read_metrics(folder / "metrics.csv")
@@ -82,7 +82,10 @@ def main() -> None:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         late = np.mean([row["charts/episodic_return"] for row in rows[-6:]])
         commit = summary["versions"]["commit"]
-        print(f"{name:32s} seed {seed}: {summary['score']:6.3f}, sampled {references.score(late):6.3f}; {commit}")
+        print(
+            f"{name:32s} seed {seed}: {summary['score']:6.3f}, "
+            f"sampled {references.normalized_score(late):6.3f}; {commit}"
+        )
     draw(args.out, curves)
     print(f"see {args.out}")
 

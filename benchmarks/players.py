@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 import noisy_envs
-from noisy_envs.games.box_world_levels import Recipe, draw_level
+from noisy_envs.games.box_world_levels import LevelConfig, draw_level
 from noisy_envs.interfaces.vector_env import in_place
 
 Play = Callable[[int], int]
@@ -34,8 +34,8 @@ class Work(NamedTuple):
     @property
     def obstacles(self) -> int:
         """How many obstacles there are in SimpleTag."""
-        core: Any = gymnasium.make(self.env_id, **self.options).unwrapped.core  # type: ignore[attr-defined]
-        return int(core.num_obstacles)
+        game: Any = gymnasium.make(self.env_id, **self.options).unwrapped.game  # type: ignore[attr-defined]
+        return int(game.num_obstacles)
 
 
 def one_world(work: Work, worlds: int, device: str) -> Play:
@@ -58,7 +58,7 @@ def one_world(work: Work, worlds: int, device: str) -> Play:
 def in_contact(work: Work, worlds: int, device: str) -> Play:
     """Play SimpleTag with prey at rest and the predator among them, in contact all the time."""
     env: Any = gymnasium.make(work.env_id, prey_policy="still").unwrapped
-    place = np.zeros((env.core.num_entities, 2))
+    place = np.zeros((env.game.num_entities, 2))
     place[:4] = (0, 0), (0.12, 0), (0, 0.15), (-0.15, 0)
     env.reset(options={"state": {"position": place}})
 
@@ -73,13 +73,13 @@ def in_contact(work: Work, worlds: int, device: str) -> Play:
 
 def levels_drawn(work: Work, worlds: int, device: str) -> Play:
     """Draw levels of BoxWorld, each another, instead of steps."""
-    core: Any = gymnasium.make(work.env_id, **work.options).unwrapped.core  # type: ignore[attr-defined]
-    recipe: Recipe = core.recipe
+    game: Any = gymnasium.make(work.env_id, **work.options).unwrapped.game  # type: ignore[attr-defined]
+    config: LevelConfig = game.level_config
     numbers = itertools.count()
 
     def play(steps: int) -> int:
         for number in itertools.islice(numbers, steps):
-            draw_level(recipe, number)
+            draw_level(config, number)
         return steps
 
     return play
@@ -128,14 +128,14 @@ def recorded(work: Work, worlds: int, device: str) -> Play:
     """Play the pure step of our vector environments, compiled and recorded as one CUDA graph: as our agents do."""
     import torch
 
-    from noisy_envs.nn.cuda_graph import Recorded
+    from noisy_envs.nn.cuda_graph import CudaGraph
 
     envs: Any = gymnasium.make_vec(work.env_id, worlds, backend="torch", device=device, **work.options)
     envs.reset(seed=0)
     actions = torch.from_numpy(envs.action_space.sample()).to(device)
-    now, pure_step = envs.worlds, envs.pure_step
-    pure_step(now, actions)  # fills the core's caches
-    replay = Recorded(partial(in_place, torch.compile(pure_step, fullgraph=True)))
+    now, pure_step = envs.batch_state, envs.pure_step
+    pure_step(now, actions)  # fills the game's caches
+    replay = CudaGraph(partial(in_place, torch.compile(pure_step, fullgraph=True)))
 
     def play(steps: int) -> int:
         nonlocal now
@@ -249,7 +249,7 @@ def bytes_of(work: Work) -> tuple[int, int]:
     """Return the bytes that our vectors keep of a world of SimpleTag, and how many of them a step leaves alone."""
     envs: Any = gymnasium.make_vec(work.env_id, 2, **work.options)
     envs.reset(seed=0)
-    worlds = envs.worlds
+    worlds = envs.batch_state
     kept = sum(x[0].nbytes for x in (*worlds.state, *worlds[1:]))
     fixed = sum(x[0].nbytes for x in (worlds.seed, worlds.number, worlds.key))
     return kept, fixed + worlds.state.landmark[0].nbytes

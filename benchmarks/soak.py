@@ -55,22 +55,22 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def reward_range(core: Any) -> tuple[float, float]:
+def reward_range(game: Any) -> tuple[float, float]:
     """Return the least and the most that the first agent can be paid in a step."""
-    if core.name == "box_world":
+    if game.name == "box_world":
         return DISTRACTOR_REWARD, GEM_REWARD
-    if core.name == "simple_tag":
-        payers = core.num_predators if core.reward_sharing == "shared" else 1
-        return 0.0, CATCH * payers * core.num_prey
-    _, high = core.observation_bounds
-    farthest = math.hypot(high[0, 0], high[0, 1]) * core.observation_scale
-    return -core.reward_scale * math.sqrt(farthest), 0.0
+    if game.name == "simple_tag":
+        payers = game.num_predators if game.reward_sharing == "shared" else 1
+        return 0.0, CATCH * payers * game.num_prey
+    _, high = game.observation_bounds
+    farthest = math.hypot(high[0, 0], high[0, 1]) * game.observation_scale
+    return -game.reward_scale * math.sqrt(farthest), 0.0
 
 
-def rule_of_end(core: Any, reward: Array) -> tuple[Array, Array]:
+def rule_of_end(game: Any, reward: Array) -> tuple[Array, Array]:
     """Tell by the rewards (B,) alone which worlds are over, and which of these are solved, (B,) each."""
     solved = reward == GEM_REWARD
-    if not core.terminates:
+    if not game.terminates:
         return solved & False, solved & False
     return solved | (reward == DISTRACTOR_REWARD), solved
 
@@ -80,10 +80,10 @@ class Watch:
 
     def __init__(self, envs: Any) -> None:
         """Begin to watch environments that were just reset."""
-        self.core, self.limit = envs.core, envs.max_steps
-        self.low, self.high = reward_range(envs.core)
-        tokens = envs.core.observation_bounds
-        like = envs.worlds.clock
+        self.game, self.limit = envs.game, envs.max_steps
+        self.low, self.high = reward_range(envs.game)
+        tokens = envs.game.observation_bounds
+        like = envs.batch_state.clock
         xp = namespace(like)
         self.bounds = [xp.asarray(bound, device=like.device) for bound in tokens]
         self.age, self.resets, self.truncated, self.terminated, self.solved = (xp.zeros_like(like) for _ in range(5))
@@ -101,7 +101,7 @@ class Watch:
         xp, fresh = namespace(reward), self.ended
         self.calls += 1
         self.age = (self.age + 1) * ~fresh
-        over, solved = rule_of_end(self.core, reward)
+        over, solved = rule_of_end(self.game, reward)
         self.count("a reset paid", fresh & (reward != 0))
         self.count("a reset ended", fresh & (terminated | truncated))
         self.count("truncated early", truncated & (self.age != self.limit))
@@ -124,7 +124,7 @@ class Watch:
 
     def compare(self, envs: Any, seed: int) -> None:
         """Look at the environments' own counters."""
-        worlds = envs.worlds
+        worlds = envs.batch_state
         first = namespace(worlds.seed).arange(seed, seed + len(worlds.seed), device=worlds.seed.device)
         self.count("number of the episode", worlds.number != self.resets)
         self.count("steps of the episode", worlds.clock != self.age)
@@ -143,7 +143,7 @@ class Watch:
 
 def drawer(envs: Any, seed: int) -> Callable[[], Array]:
     """Return what draws random actions of all worlds, on their device."""
-    shape, continuous, count = envs.action_space.shape, envs.core.continuous_actions, envs.core.num_actions
+    shape, continuous, count = envs.action_space.shape, envs.game.continuous_actions, envs.game.num_actions
     if envs.backend == "numpy":
         numbers = np.random.default_rng(seed)
         if continuous:

@@ -1,7 +1,7 @@
 """How long the supervised experiments take on the synthetic sets, and where the time of a step goes.
 
     python benchmarks/supervised_speed.py [--preset paper] [--device cuda] [--num-sets 100000] [--steps 20]
-        [other words of supervised/knn_centroid.py]
+        [other options of supervised/knn_centroid.py]
 
 Prints the seconds to draw the sets and to find the targets; what a step takes, eager, compiled, and on a GPU recorded
 as a CUDA graph; an epoch of 720,000 samples at that speed; and the device's own time for a step by kinds of work.
@@ -25,9 +25,10 @@ from typing import NamedTuple
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "supervised"))
+import experiment
 import knn_centroid
-import training
 from set_task import PAPER, SetTask
+from trainer import Run, Trainer
 
 from noisy_envs.training.versions import current_commit
 
@@ -46,7 +47,7 @@ class Variant(NamedTuple):
 
     name: str
     compile: bool = True
-    tune: bool = False
+    max_autotune: bool = False
     tf32: bool = False
     recorded: bool = True
 
@@ -56,16 +57,16 @@ VARIANTS = (
     Variant("compiled", recorded=False),
     Variant("compiled, recorded"),
     Variant("compiled, recorded, TF32", tf32=True),
-    Variant("tuned, recorded", tune=True),
-    Variant("tuned, recorded, TF32", tune=True, tf32=True),
+    Variant("tuned, recorded", max_autotune=True),
+    Variant("tuned, recorded, TF32", max_autotune=True, tf32=True),
 )
 
 
 @dataclass(kw_only=True)
 class Args(knn_centroid.Args):
-    """Settings of the measurement; `pools` names one head."""
+    """Settings of the measurement; `pooling` names one head."""
 
-    pools: tuple[str, ...] = ("adapool",)
+    pooling: tuple[str, ...] = ("adapool",)
     steps: int = 20
     """steps of an epoch that is timed, after one that warms up"""
 
@@ -81,44 +82,45 @@ def seconds(function: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def trainer_of(task: SetTask, args: training.Args, pool: str) -> training.Trainer:
+def make_trainer(task: SetTask, args: experiment.Args, pooling: str) -> Trainer:
     """Return a trainer of a fresh network."""
-    network = task.network(pool, seed=1).to(args.device)
+    network = task.network(pooling, seed=1).to(args.device)
     optimizer = torch.optim.AdamW(network.parameters(), args.learning_rate, fused=True)
-    return training.Trainer(task, training.Run(network, optimizer), args, seed=1)
+    return Trainer(task, Run(network, optimizer), args, seed=1)
 
 
-def kinds(trainer: training.Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
+def kinds(trainer: Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
     """Return milliseconds of the GPU a step, by kinds of work."""
-    found: Counter[str] = Counter()
+    milliseconds: Counter[str] = Counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         trainer.epoch(index)
         torch.cuda.synchronize()
     for event in profiled.key_averages():
-        kind = next(kind for kind, words in KINDS.items() if any(word in event.key for word in words))
-        found[kind] += event.self_device_time_total / 1e3 / steps
-    return found
+        kind = next(kind for kind, names in KINDS.items() if any(name in event.key for name in names))
+        milliseconds[kind] += event.self_device_time_total / 1e3 / steps
+    return milliseconds
 
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print."""
-    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "num_sets": 100_000}}, __doc__)
+    args = experiment.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "num_sets": 100_000}}, __doc__)
     knn_centroid.check_all(args)
     steps = args.steps
     if steps < 1:
-        raise ValueError(f"steps={steps}: must be at least 1")
-    torch.set_num_threads(args.threads)
+        raise ValueError(f"steps={steps}: expected at least 1")
+    torch.set_num_threads(args.num_threads)
     print(f"{_machine(args.device)}, torch {torch.__version__}, commit {current_commit()}")
-    column, pool, device = knn_centroid.name(args.ks[0]), args.pools[0], args.device
-    made: list[SetTask] = []
-    spent = seconds(lambda: made.append(knn_centroid.make_task(args, column)), device)
+    column, pooling, device = knn_centroid.column_name(args.num_neighbors[0]), args.pooling[0], args.device
+    tasks: list[SetTask] = []
+    spent = seconds(lambda: tasks.append(knn_centroid.make_task(args, column)), device)
     print(f"{args.num_sets:,} sets and their targets ({column}): {spent:.2f} s")
-    task, index = made[0], torch.arange(steps * args.batch_size) % args.num_sets
+    task, index = tasks[0], torch.arange(steps * args.batch_size) % args.num_sets
     for way in VARIANTS:
         if device == "cpu" and (way.recorded or way.tf32):
             continue
         torch.backends.cuda.matmul.allow_tf32 = way.tf32
-        trainer = trainer_of(task, dataclasses.replace(args, compile=way.compile, tune=way.tune), pool)
+        variant = dataclasses.replace(args, compile=way.compile, max_autotune=way.max_autotune)
+        trainer = make_trainer(task, variant, pooling)
         if not way.recorded:
             trainer.recorded = trainer.gradient
         first = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
@@ -126,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
         step = spent / steps
         sample, epoch = 1e9 * step / args.batch_size, step * EPOCH / args.batch_size
         print(
-            f"{pool}, {way.name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {sample:,.0f} ns a sample, "
+            f"{pooling}, {way.name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {sample:,.0f} ns a sample, "
             f"{epoch:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
             flush=True,
         )
@@ -139,4 +141,4 @@ def _machine(device: str) -> str:
 
 
 if __name__ == "__main__":
-    training.guard(main, sys.argv[1:])
+    experiment.guard(main, sys.argv[1:])

@@ -49,7 +49,7 @@ NUM_ENVS, NUM_STEPS, EPOCHS = 64, 128, 16  # an episode has 128 steps: each roll
 BATCH = NUM_ENVS * NUM_STEPS
 ROLES = [0] + NUM_OBSTACLES * [1] + NUM_PREY * [3]  # own token, obstacles, prey; 2 would be another predator
 AGENTS = ("adversary_0", "agent_0", "agent_1", "agent_2")
-TYPE_DIM, MLP_DIM = 4, 32
+ROLE_DIM, MLP_DIM = 4, 32
 # the paper's settings for SimpleTag (appendix), KL penalty aside
 LEARNING_RATE, GAMMA, GAE_LAMBDA, CLIP, VF_COEF, ENT_COEF, MAX_NORM = 2.5e-3, 0.99, 0.95, 0.2, 0.0005, 0.005, 10.0
 
@@ -135,8 +135,8 @@ class Network(nn.Module):
         """Make the network with torch's initial weights."""
         super().__init__()
         dim = sizes.hidden
-        self.role = nn.Embedding(max(ROLES) + 1, TYPE_DIM)
-        self.project = nn.Sequential(nn.Linear(4 + TYPE_DIM, dim), nn.GELU())
+        self.role = nn.Embedding(max(ROLES) + 1, ROLE_DIM)
+        self.project = nn.Sequential(nn.Linear(4 + ROLE_DIM, dim), nn.GELU())
         layer = nn.TransformerEncoderLayer(
             dim, sizes.heads, sizes.feedforward, dropout, "gelu", batch_first=True, norm_first=True
         )
@@ -275,14 +275,15 @@ def run_ours(args: argparse.Namespace, words: str) -> tuple[list[float], int]:
     sizes = NETWORKS[args.network]
     settings = {
         "env-id": ENV_ID, "num-envs": NUM_ENVS, "num-steps": NUM_STEPS, "minibatch-size": BATCH,
-        "update-epochs": EPOCHS, "num-layers": sizes.layers, "num-heads": sizes.heads, "hidden-dim": sizes.hidden,
-        "feedforward-dim": sizes.feedforward, "mlp-dim": MLP_DIM, "type-dim": TYPE_DIM, "dropout": args.dropout,
+        "update-epochs": EPOCHS, "num-layers": sizes.layers, "num-heads": sizes.heads, "embed-dim": sizes.hidden,
+        "feedforward-dim": sizes.feedforward, "mlp-dim": MLP_DIM, "role-dim": ROLE_DIM, "dropout": args.dropout,
         "kl-coef": 0, "total-timesteps": (args.warmup + args.iterations) * BATCH, "eval-episodes": 1,
-        "threads": args.threads, "seed": args.seed,
+        "num-threads": args.threads, "seed": args.seed,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options = [f"--{name}={value}" for name, value in settings.items()]
-        command = [sys.executable, str(args.agent), *options, "--no-gif", f"--run-dir={folder}", *shlex.split(words)]
+        options += ["--no-capture-video", f"--run-dir={folder}", *shlex.split(words)]
+        command = [sys.executable, str(args.agent), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"error: {shlex.join(command)}\n{done.stdout}{done.stderr}")
@@ -308,7 +309,7 @@ def median_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 def arithmetic(sizes: Sizes) -> int:
     """Count the operations of forward and backward of one sample in products of matrices, attention's included."""
     n, h = len(ROLES), sizes.hidden
-    encoder = n * h * (4 + TYPE_DIM + sizes.layers * (4 * h + 2 * sizes.feedforward + 2 * n))
+    encoder = n * h * (4 + ROLE_DIM + sizes.layers * (4 * h + 2 * sizes.feedforward + 2 * n))
     heads = 2 * MLP_DIM * (h + MLP_DIM) + MLP_DIM * (NUM_ACTIONS + 1)
     return 3 * 2 * (encoder + heads)  # backward takes twice the forward; a product and a sum each
 

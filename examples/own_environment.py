@@ -1,8 +1,8 @@
-"""Your own game: write its rules once; single, vector, NumPy, torch and GPU follow. Needs: pip install -e .
+"""Write your own game once; single, vector, NumPy, torch and GPU environments follow. Needs: pip install -e .
 
-Fruit among pebbles: the agent walks along a line to the fruit. python examples/own_environment.py plays 1,000 worlds.
-To train on it, where this file is on PYTHONPATH: python agents/ppo_adapool.py --env-id own_environment:Fruit-v0
-`B` worlds, `N` tokens. What else a game can do: `noisy_envs.games.game.Core`.
+The agent walks along a line to the fruit and ignores pebbles. python examples/own_environment.py plays it.
+To train on it, with this file's folder on PYTHONPATH: python agents/ppo_adapool.py --env-id own_environment:Fruit-v0
+`B` environments, `N` tokens. `noisy_envs.games.game.Game` describes what else a game can do.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ import numpy as np
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games.single_agent import AGENT, SingleAgentGame
-from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Kind, Scene
+from noisy_envs.rendering.renderer import BLACK, BLUE, GREEN, Item, Marker, Scene
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import check_count
 
-LOOKS = (
-    Kind("agent", 0.05, GREEN),
-    Kind("fruit", 0.05, BLUE, shape="diamond"),
-    Kind("pebble", 0.03, BLACK, shape="ring"),
+MARKERS = (
+    Marker("agent", 0.05, GREEN),
+    Marker("fruit", 0.05, BLUE, shape="diamond"),
+    Marker("pebble", 0.03, BLACK, shape="ring"),
 )
 
 
 class State(NamedTuple):
-    """`B` worlds: places on the line from −1 to 1."""
+    """`B` environments: positions on the line from −1 to 1."""
 
     agent: Array  # (B, 1)
     things: Array  # (B, N - 1): the fruit, then pebbles
@@ -45,12 +45,12 @@ class Fruit(SingleAgentGame):
     render_modes = ("human", "rgb_array")
 
     def __post_init__(self) -> None:
-        """Check the options: what fails says so when the environment is made."""
+        """Check the options, so that errors appear when the environment is made."""
         check_count("num_pebbles", self.num_pebbles, minimum=0, may_be_range=False)
 
     @cached_property
     def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+        """Describe the tokens."""
         return TokenSpec(2 + self.num_pebbles, ("x", "role"), {"self": 0, "fruit": 1, "pebble": 2}, padded=False)
 
     @cached_property
@@ -60,53 +60,53 @@ class Fruit(SingleAgentGame):
         return low, high
 
     @cached_property
-    def start_draws(self) -> tuple[int, ...]:
-        """How many random numbers `initial` gets, in two streams: more pebbles move neither agent nor fruit."""
+    def num_reset_uniforms(self) -> tuple[int, ...]:
+        """Random numbers for `initial`, in two streams, so that more pebbles move neither agent nor fruit."""
         return 1, 1 + self.num_pebbles
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Start anywhere but at the fruit, by numbers from 0 to 1, (B, 1) and (B, N - 1): no start may be terminal."""
+        """Return random starting states, never at the fruit, from numbers between 0 and 1, (B, 1) and (B, N - 1)."""
         xp = namespace(u[0])
-        fruit = (2 * u[0] + 0.1 + 1.8 * u[1][:, :1]) % 2  # at least 0.1 from the agent, on a line that meets its end
+        fruit = (2 * u[0] + 0.1 + 1.8 * u[1][:, :1]) % 2  # at least 0.1 from the agent, wrapped around the line
         return State(2 * u[0] - 1, xp.concat([fruit - 1, 2 * u[1][:, 1:] - 1], axis=1))
 
-    def transition(self, state: State, action: Array, chance: Any) -> State:
+    def transition(self, state: State, action: Array, randomness: Any) -> State:
         """Walk by actions (B, 1)."""
         xp = namespace(action)
         step = 0.1 * xp.astype(action - 1, state.agent.dtype)
         return State(xp.clip(state.agent + step, -1.0, 1.0), state.things)
 
     def observe(self, state: State, agents: slice = AGENT) -> Array:
-        """Show agent, fruit and pebbles, relative to the agent: tokens (B, 1, N, 2)."""
+        """Return agent, fruit and pebbles relative to the agent: tokens (B, 1, N, 2)."""
         xp = namespace(state.agent)
         x = xp.concat([state.agent, state.things], axis=1) - state.agent
         role = xp.clip(xp.arange(x.shape[1], dtype=x.dtype, device=x.device), 0, 2)  # 0, 1, 2, 2, 2, …
         return xp.stack([x, role + xp.zeros_like(x)], axis=-1)[:, None]
 
     def reward(self, state: State, agents: slice = AGENT) -> Array:
-        """Pay 1 for the fruit, and take 0.02 for each step: (B, 1)."""
+        """Return 1 for the fruit minus 0.02 for each step: (B, 1)."""
         return namespace(state.agent).astype(self.terminated(state), state.agent.dtype)[:, None] - 0.02
 
     def terminated(self, state: State) -> Array:
-        """Tell where the agent is at the fruit, (B,)."""
+        """Return whether the agent is at the fruit, (B,)."""
         return abs(state.things - state.agent)[:, 0] <= 0.05
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 2) matter: agent and fruit."""
+        """Return the signal among tokens (..., N, 2): agent and fruit."""
         return tokens[..., 1] < 2
 
-    def scene(self, state: State, halos: Array) -> Scene:
-        """Draw a world, whose state has no axis B, seen from 1.2 to each side; halos (N,) are weights of tokens."""
-        kinds = [LOOKS[min(token, 2)] for token in range(len(halos))]
+    def render_scene(self, state: State, halos: Array) -> Scene:
+        """Draw one environment, without the axis B, 1.2 to each side; halos (N,) are weights of tokens."""
+        markers = [MARKERS[min(token, 2)] for token in range(len(halos))]
         places = np.concatenate([state.agent, state.things])
-        return Scene(1.2, LOOKS, [Item(*thing) for thing in zip(kinds, places, 0 * places, halos, strict=True)])
+        return Scene(1.2, MARKERS, [Item(*item) for item in zip(markers, places, 0 * places, halos, strict=True)])
 
 
 gymnasium.register(
     "Fruit-v0",
     entry_point="noisy_envs.interfaces.gymnasium_env:TokenEnv",
     vector_entry_point="noisy_envs.interfaces.vector_env:TokenVectorEnv",
-    kwargs={"game": f"{__name__}:Fruit"},  # or Fruit itself, which no file of the environment's spec could hold
+    kwargs={"game": f"{__name__}:Fruit"},  # or the class itself, which a spec in JSON cannot hold
 )
 
 if __name__ == "__main__":

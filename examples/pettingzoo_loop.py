@@ -1,4 +1,4 @@
-"""Drive the predators of SimpleTag with PettingZoo, the prey at random: python examples/pettingzoo_loop.py."""
+"""Control the predators of SimpleTag with PettingZoo; the prey act at random: python examples/pettingzoo_loop.py."""
 
 import numpy as np
 

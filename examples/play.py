@@ -1,4 +1,4 @@
-"""Play with the arrow keys (Esc ends): python examples/play.py --env-id noisy_envs/BoxWorld-v0."""
+"""Play with the arrow keys (Esc quits): python examples/play.py --env-id noisy_envs/BoxWorld-v0."""
 
 import argparse
 from typing import Any
@@ -8,20 +8,20 @@ import numpy as np
 import pygame
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.rendering.window import has_display, strokes
+from noisy_envs.rendering.window import has_display, key_events
 
 SLOTS = ["nothing", "left", "right", "down", "up"]  # of the particle games
 MOVES = ["up", "down", "left", "right"]  # of BoxWorld
 
 
 def arrows(held: set[str]) -> list[str]:
-    """Return the arrows pressed since the last call, and keep in `held` which are down.
+    """Return the arrows pressed since the last call; `held` keeps those that are down.
 
     Raises:
         SystemExit: Esc, or the window is closed.
     """
     pressed = []
-    for key, down in strokes():
+    for key, down in key_events():
         if key in ("escape", "quit"):
             raise SystemExit
         if key in MOVES and down:
@@ -44,8 +44,8 @@ held: set[str] = set()
 total = 0.0
 while True:
     pressed = arrows(held)
-    actions: list[Any] = [MOVES.index(arrow) for arrow in pressed]  # the world waits for a key
-    if isinstance(env.action_space, gymnasium.spaces.Box):  # the world goes on; two arrows push aslant
+    actions: list[Any] = [MOVES.index(arrow) for arrow in pressed]  # the game waits for a key
+    if isinstance(env.action_space, gymnasium.spaces.Box):  # the game runs on; two arrows push diagonally
         actions = [np.isin(SLOTS, list(held | set(pressed))).astype(np.float32)]
     elif env.action_space.n == len(SLOTS):
         actions = [SLOTS.index(arrow) for arrow in [*pressed, *held, "nothing"][:1]]

@@ -1,4 +1,4 @@
-"""Play an episode at random and print what the environment tells: python examples/random_agent.py."""
+"""Play a random episode and print the contents of `info`: python examples/random_agent.py."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import gymnasium
 
 import noisy_envs  # noqa: F401  registers the ids
 
-# the spread fixes where agent and signal start, which else would tell how much noise there is
+# a fixed spread: otherwise the starting positions reveal how much noise there is
 env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28), spread=2.5)
 env.action_space.seed(0)
 tokens, info = env.reset(seed=0)

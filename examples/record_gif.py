@@ -1,6 +1,6 @@
-"""Record the oracle as a GIF, halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif].
+"""Record the oracle as a GIF, with halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif].
 
-ENV_ID is one of this package.
+ENV_ID is an id of this package.
 """
 
 import argparse
@@ -18,15 +18,15 @@ parser.add_argument("env_id", nargs="?", default="noisy_envs/SimpleCentroid-v0")
 parser.add_argument("file", nargs="?", type=Path, default=Path("oracle.gif"))
 args = parser.parse_args()
 env: Any = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
-if "oracle" not in getattr(getattr(env, "core", None), "policies", ()):
+if "oracle" not in getattr(getattr(env, "game", None), "policies", ()):
     parser.error(f"{args.env_id}: must be an id of this package, whose game has an oracle")
 _, info = env.reset(seed=1)
 frames, ended = [], False
 while not ended:
     frames.append(env.render(weights=info["signal_mask"].astype(float)))
     worlds = type(env.state)._make(field[None] for field in env.state)  # a batch of one
-    u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle leaves nothing to chance
-    action = env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0]
+    u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle is deterministic
+    action = env.game.policy("oracle", worlds, u, slice(0, 1))[0, 0]
     _, _, terminated, truncated, info = env.step(action)
     ended = terminated or truncated
 frames.append(env.render())

@@ -1,8 +1,8 @@
-"""Record an episode as an MP4 by Gymnasium's own wrapper. Needs: pip install -e . moviepy.
+"""Record an episode as an MP4 with Gymnasium's own wrapper. Needs: pip install -e . moviepy.
 
-    python examples/record_video.py [ENV_ID]      # leaves videos/random-episode-0.mp4
+    python examples/record_video.py [ENV_ID]      # writes videos/random-episode-0.mp4
 
-A GIF with halos, on the signal or on what a trained agent looks at: examples/record_gif.py, `--record` of agents.
+For a GIF with halos, see examples/record_gif.py (signal) and `--record` of the agents (pooling weights).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""RLlib's PPO (new API stack) with AdaPool in an RLModule. Needs, in a venv of its own: pip install -e ".[rllib]".
+"""RLlib's PPO (new API stack) with AdaPool in an RLModule. Needs its own environment: pip install -e ".[rllib]".
 
 python examples/rllib_ppo.py [ITERATIONS]
 """

@@ -1,7 +1,8 @@
-"""How much signal a pooling head loses as noise grows, by `info["signal_mask"]`. Needs: pip install -e ".[agents]".
+"""Measure how much signal a pooling head loses as noise grows. Needs: pip install -e ".[agents]".
 
-The signal loss (`noisy_envs.nn.theory`) is the squared error of the pool, averaged over the signal tokens; the least is
-that of their centroid. AdaPool learns to be near it on some worlds; all are measured on others.
+The signal loss (`noisy_envs.nn.theory`) is the squared error of the pooled vector, averaged over the signal tokens that
+`info["signal_mask"]` marks. Their centroid has the lowest. AdaPool is trained on some environments, and all heads are
+measured on others.
 """
 
 import gymnasium
@@ -15,7 +16,7 @@ from noisy_envs.nn.theory import optimal_pool, signal_loss
 
 
 def worlds(num_noise: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the first tokens of 1,024 worlds, (B, N, 8) with roles one-hot, and which of them are signal (B, N)."""
+    """Return the first tokens of 1,024 environments, (B, N, 8) with one-hot roles, and the signal mask (B, N)."""
     envs = gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 1024, num_noise=num_noise, spread=2.0)  # at any noise
     tokens, info = envs.reset(seed=seed)
     rows, signal = torch.from_numpy(tokens), torch.from_numpy(info["signal_mask"])

@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO with AdaPool as features extractor. Needs: pip install -e ".[sb3]".
 
-python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is one of this package.
+python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is an id of this package.
 """
 
 import sys
@@ -13,7 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 import noisy_envs  # noqa: F401  registers the ids
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 from noisy_envs.nn.pooling import AdaPool
 from noisy_envs.tokens import TokenSpec
 
@@ -26,7 +26,7 @@ class AdaPoolExtractor(BaseFeaturesExtractor):
         super().__init__(space, width)
         self.spec = spec
         self.embed = nn.Sequential(nn.Linear(spec.num_features, width), nn.ReLU(), nn.Linear(width, width))
-        self.pool = AdaPool(width, num_heads=4, query=spec.query, init_std=0.1)
+        self.pool = AdaPool(width, num_heads=4, query=spec.query_index, init_std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Pool what is not padding."""
@@ -49,7 +49,7 @@ agent = PPO(
     seed=0,
     device="cpu",
 )
-score = reference_returns(env_id).score
+score = baseline_returns(env_id).normalized_score
 for trained in (0, steps):
     agent.learn(trained)
     mean, std = evaluate_policy(agent, envs, n_eval_episodes=32, deterministic=False)

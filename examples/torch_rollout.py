@@ -1,9 +1,9 @@
-"""Plain torch, on a CPU or a GPU: a policy learns by gradients through the worlds. Needs: pip install -e ".[agents]".
+"""Train a policy by gradients through the environments, on a CPU or a GPU. Needs: pip install -e ".[agents]".
 
     python examples/torch_rollout.py [--device cuda] [--num-envs 64] [--updates 128]
 
-`pure_step` plays all worlds, and starts the next episode of those that ended, without asking the host: a GPU never
-waits. It consists of torch's operations, so backpropagation through time goes from rewards to continuous actions.
+`pure_step` steps all environments and starts the next episode of those that ended, without asking the host, so a GPU
+never waits. It consists of PyTorch operations, so gradients flow from rewards back to continuous actions through time.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.nn.pooling import AdaPool
 
-STEPS, EPISODE = 16, 128  # gradients go back through so many steps; the game lasts so many
+STEPS, EPISODE = 16, 128  # steps of backpropagation; steps of an episode
 REPORT = 2 * EPISODE // STEPS  # updates in two episodes
 
 
@@ -42,12 +42,12 @@ parser.add_argument("--updates", type=int, default=128)
 args = parser.parse_args()
 envs: Any = gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", args.num_envs, backend="torch", device=args.device)
 tokens, _ = envs.reset(seed=0)  # (B, N, D)
-worlds, pure_step = envs.worlds, envs.pure_step
-with torch.random.fork_rng():  # torch's layers draw from the global state
+worlds, pure_step = envs.batch_state, envs.pure_step
+with torch.random.fork_rng():  # PyTorch's layers draw from the global random state
     torch.manual_seed(0)
     policy = Policy(tokens.shape[2]).to(args.device)
 optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-means: list[Tensor] = []  # of the rewards, on the device
+means: list[Tensor] = []  # mean rewards, on the device
 for update in range(1, args.updates + 1):
     rewards = []
     for _ in range(STEPS):
@@ -61,6 +61,6 @@ for update in range(1, args.updates + 1):
     means.append(mean.detach())
     worlds = worlds._replace(state=type(worlds.state)._make(x.detach() for x in worlds.state))  # gradients end here
     tokens = tokens.detach()
-    if update % REPORT == 0:  # the only time that the host waits
+    if update % REPORT == 0:  # the only synchronisation with the host
         episodic_return = EPISODE * torch.stack(means[-REPORT:]).mean()
         print(f"{update * STEPS * args.num_envs} steps: return {episodic_return:.2f}", flush=True)

@@ -1,4 +1,4 @@
-"""TorchRL's PPO on our own vector environment, with AdaPool. Needs: pip install -e ".[torchrl]".
+"""TorchRL's PPO with AdaPool on the native vector environment. Needs: pip install -e ".[torchrl]".
 
 python examples/torchrl_ppo.py [STEPS]
 """
@@ -19,7 +19,7 @@ from torchrl.objectives.value import GAE
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.nn.pooling import AdaPool
 
-NUM_ENVS, EPISODE = 64, 128  # the game lasts so many steps
+NUM_ENVS, EPISODE = 64, 128  # steps of an episode
 
 
 class Network(nn.Module):
@@ -33,13 +33,13 @@ class Network(nn.Module):
         self.readout = nn.Sequential(nn.ReLU(), nn.Linear(width, outputs))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Pool over N; all axes before it are batch."""
+        """Pool over N; all axes before it are batch axes."""
         pooled = self.pool(self.embed(tokens.flatten(end_dim=-3)))
         return self.readout(pooled).unflatten(0, tokens.shape[:-2])
 
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 65_536
-torch.manual_seed(0)  # TorchRL draws actions and layers' weights from the global state
+torch.manual_seed(0)  # TorchRL draws actions and weights from the global random state
 worlds = gymnasium.make_vec(  # TorchRL resets them itself
     "noisy_envs/SimpleCentroid-v0", NUM_ENVS, autoreset_mode="Disabled", continuous_actions=False
 )
@@ -52,7 +52,7 @@ critic = ValueOperator(Network(features, 1), in_keys=["observation"])
 advantages = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
 loss = ClipPPOLoss(actor, critic, entropy_coeff=0.0)
 optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
-frames = NUM_ENVS * EPISODE  # an episode of each world
+frames = NUM_ENVS * EPISODE  # one episode of each environment
 for batch in Collector(envs, actor, frames_per_batch=frames, total_frames=steps, auto_register_policy_transforms=False):
     print(f"return {EPISODE * batch['next', 'reward'].mean():.2f}", flush=True)
     for _ in range(4):

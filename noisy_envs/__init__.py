@@ -1,18 +1,24 @@
 """Reinforcement-learning environments whose observations are sets of tokens, most of them noise if you wish.
 
-Importing this package registers its ids with Gymnasium: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`.
-`ENVIRONMENTS` lists them. What else there is, each imported when first used:
+Importing this package registers its environments: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`. Its names:
 
-* `games`: the rules. `interfaces`: Gymnasium, PettingZoo and vector environments, and the step as a pure function.
-* `simple_centroid_v0`, `simple_tag_v0`: PettingZoo's way in. `reference`: returns of random play and of an oracle.
-* `wrappers`: noise for any environment. `tokens.TokenSpec`: what an observation means.
-* `nn`: pooling heads and the theory, in torch. `training`: what a run needs beside its algorithm.
-* `rendering`: pictures, by pygame, and the viewer.
+* `ENVIRONMENTS`: all ids, with their games and options.
+* `TokenSpec`: what the tokens of an observation mean.
+
+Folders, each imported when first used:
+
+* `games`: the rules of the games.
+* `interfaces`: Gymnasium, PettingZoo and vector environments; a step as a pure function.
+* `wrappers`: tokens and noise for any environment, `wrappers.noisy_tokens(env, num_noise)`.
+* `nn`: pooling heads, the paper's theory, and the encoder of the agents (torch).
+* `training`: what a training run needs beside its algorithm (torch).
+* `rendering`: images, films and the viewer (pygame).
 """
 
 from noisy_envs.registration import ENVIRONMENTS, register
+from noisy_envs.tokens import TokenSpec
 
 __version__ = "0.1.0"
-__all__ = ["ENVIRONMENTS", "__version__"]
+__all__ = ["ENVIRONMENTS", "TokenSpec", "__version__"]
 
 register()

@@ -11,20 +11,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from noisy_envs.baselines import reference_returns
-from noisy_envs.interfaces.common import check_seed
+from noisy_envs.baselines import baseline_returns
+from noisy_envs.interfaces.checks import check_seed
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import ENVIRONMENTS, canonical
+from noisy_envs.registration import ENVIRONMENTS, canonical_id
+from noisy_envs.rendering.playback import make_playback, record
 from noisy_envs.rendering.video import check_video_path, write_video
-from noisy_envs.rendering.viewer import Player, Reference, Viewer, film, policies, show_of
+from noisy_envs.rendering.viewer import BaselinePolicy, Policy, Viewer, baseline_names
 from noisy_envs.rendering.window import has_display
 from noisy_envs.training.process import EXIT_INTERRUPTED, ignore_broken_pipe, memory_errors
 from noisy_envs.validation import did_you_mean
 
-HEADS = ("id", "tokens", "actions", "noise", "random", "oracle")
+COLUMNS = ("id", "tokens", "actions", "noise", "random", "oracle")
 LEGEND = """
-tokens (N, features); noise: those of them that say nothing about the task, in
-the first episode; random, oracle: mean returns of an episode.
+tokens: (N, features); noise: number of noise tokens in the first episode;
+random, oracle: mean returns per episode.
 
 python -m noisy_envs --watch ID [--policy oracle|random]
 python -m noisy_envs --policy RUN
@@ -32,126 +33,129 @@ python -m noisy_envs --help"""
 
 
 def row(env_id: str) -> tuple[str, ...]:
-    """Return what the table says of an id, a text for each of `HEADS`."""
+    """Return the row of an id in the table, a text for each of `COLUMNS`."""
     env: Any = gymnasium.make(env_id).unwrapped
     tokens, info = env.reset(seed=0)
-    actions = f"{env.core.num_actions} floats" if env.core.continuous_actions else f"one of {env.core.num_actions}"
-    noise = int(np.count_nonzero(env.core.token_mask(tokens) & ~info["signal_mask"]))
-    returns = [f"{value:.3f}" for value in reference_returns(env_id)]
+    actions = f"{env.game.num_actions} floats" if env.game.continuous_actions else f"one of {env.game.num_actions}"
+    noise = int(np.count_nonzero(env.game.token_mask(tokens) & ~info["signal_mask"]))
+    returns = [f"{value:.3f}" for value in baseline_returns(env_id)]
     return env_id, str(env.observation_space.shape), actions, str(noise), *returns
 
 
 def table() -> str:
-    """Return all ids with what they show, take and pay: lines of 80 characters at most."""
-    rows = [HEADS, *map(row, ENVIRONMENTS)]
+    """Return a table of all ids with their tokens, actions and returns, at most 80 characters wide."""
+    rows = [COLUMNS, *map(row, ENVIRONMENTS)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = 3  # columns of words; those of numbers stand at the right
+    num_texts = 3  # columns of text, aligned left; numbers are aligned right
     lines = [
-        "  ".join(x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in enumerate(zip(cells, widths, strict=True)))
-        for cells in rows
+        "  ".join(x.ljust(w) if i < num_texts else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
     ]
     return "\n".join(lines)
 
 
 def check_policy(policy: str, env_id: str | None) -> None:
-    """Raise ValueError unless a policy is one of the id's reference policies, or a file or folder that exists."""
-    known = policies(env_id)
+    """Raise ValueError unless `policy` is a baseline policy of the id, or an existing file or folder."""
+    known = baseline_names(env_id)
     if policy not in known and not Path(policy).exists():
-        one_of = f"one of {', '.join(known)}, or " if known else ""
-        allowed = f"{one_of}the folder or checkpoint of a run, and there is no such file"
-        raise ValueError(f"policy={policy!r}: {did_you_mean(policy, known)}must be {allowed}")
+        baselines = f"one of {', '.join(known)}, or " if known else ""
+        expected = f"expected {baselines}the folder or checkpoint of a run, but there is no such file"
+        raise ValueError(f"policy={policy!r}: {did_you_mean(policy, known)}{expected}")
 
 
-def make_player(
-    policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None, halos: str
-) -> Player:
-    """Return a reference policy by its name, or the agent of a checkpoint by its path.
+def make_policy(
+    policy: str, env_id: str | None, noise: int | None, seed: int, agents: Path | None, overlay: str
+) -> Policy:
+    """Return a baseline policy by its name, or a trained agent by the path of its run or checkpoint.
 
     Raises:
-        ValueError, OSError: naming what does not fit.
+        ValueError, OSError: naming the argument that does not fit.
     """
-    if env_id is not None and policy in policies(env_id):
-        if halos != "weight":
-            raise ValueError(f"halos={halos!r}: are of a trained agent, --policy RUN, and {policy!r} has none")
-        return Reference(policy, env_id, noise, seed)
+    if env_id is not None and policy in baseline_names(env_id):
+        if overlay != "attention":
+            raise ValueError(f"overlay={overlay!r}: expected a trained agent, --policy RUN; {policy!r} has no weights")
+        return BaselinePolicy(policy, env_id, noise, seed)
     try:
         from noisy_envs.rendering.agent_policy import AGENTS, Trained
 
-        return Trained(Path(policy), env_id, noise, agents or AGENTS, halos)
+        return Trained(Path(policy), env_id, noise, agents or AGENTS, overlay)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"policy={policy!r}: agents need more packages ({error}): pip install -e '.[agents]'"
+            f"policy={policy!r}: agents require more packages ({error}): pip install -e '.[agents]'"
         ) from None
 
 
 def watch(args: argparse.Namespace) -> None:
-    """Write a film, or open a window until the person closes it.
+    """Write a video, or open a window until the user closes it.
 
     Raises:
-        ValueError, TypeError, OSError: naming what cannot be watched, or written, before anything is played.
+        ValueError, TypeError, OSError: naming what cannot be watched or written, before an episode is played.
     """
-    env_id = None if args.watch is None else canonical(args.watch, "watch")
-    policy = args.policy or ("oracle" if "oracle" in policies(env_id) else "random")
-    check_policy(policy, env_id)
+    env_id = None if args.watch is None else canonical_id(args.watch, "watch")
+    name = args.policy or ("oracle" if "oracle" in baseline_names(env_id) else "random")
+    check_policy(name, env_id)
     if args.out is not None:
         check_video_path(args.out)
     elif not has_display():
-        raise ValueError("there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4")
+        raise ValueError("there is no display for a window: write a video with --out FILE.gif or --out FILE.mp4")
     seed = None if args.seed is None else check_seed(args.seed)
-    player = make_player(policy, env_id, args.num_noise, seed or 0, args.agents_dir, args.halos)
-    show = show_of(player, player.seed if seed is None else seed)
+    policy = make_policy(name, env_id, args.num_noise, seed or 0, args.agents_dir, args.overlay)
+    seed = policy.seed if seed is None else seed
+    playback = make_playback(policy.env_id, policy.env_kwargs, policy.learners, seed)
     if args.out is None:
-        Viewer(show).run()
+        Viewer(policy, playback).run()
         return
-    pictures, share = film(show)
-    write_video(args.out, pictures, RENDER_FPS)
-    told = "" if share is None else f"; signal has {share:.1%} of the {args.halos}"
-    print(f"see {args.out}: return {show.episode.total_return:.3f} in {show.episode.clock} steps{told}")
+    frames, share = record(playback, policy.act, args.overlay)
+    write_video(args.out, frames, RENDER_FPS)
+    on_signal = "" if share is None else f"; signal has {share:.1%} of the {args.overlay}"
+    print(f"see {args.out}: return {playback.total_return:.3f} in {playback.clock} steps{on_signal}")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m noisy_envs",
-        description="List the environments, or watch one. In the window: space pauses, s steps, r begins the next "
-        "episode, + and - change the noise, q quits.",
+        description="List the environments, or watch one. Keys in the window: space pauses, s plays one step, r starts "
+        "the next episode, + and - change the noise, q quits.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--watch",
         metavar="ID",
-        help="the environment to watch: one of ours, another of Gymnasium or module:Id-v0 (default: that of the run)",
+        help="environment to watch: an id of this package, another Gymnasium id, or module:Id-v0 (default: the one of "
+        "the run)",
     )
     parser.add_argument(
         "--policy",
-        help="a reference policy of the game, oracle or random say, or a run of agents/ppo_*.py, its folder or its "
-        "checkpoint.pt, whose pooling weights are drawn as halos, or in an environment of others as bars "
-        "(default: oracle, and random in an environment of others)",
+        help="a baseline policy of the game, such as oracle or random, or the folder or checkpoint.pt of a run of "
+        "agents/ppo_*.py, with its weights of the tokens as halos, or as bars in other Gymnasium environments "
+        "(default: oracle, or random in other Gymnasium environments)",
     )
     parser.add_argument(
-        "--seed", type=int, help="of the episodes (default: 0, or for a run that of its own evaluation)"
+        "--seed", type=int, help="seed of the episodes (default: 0, or the seed of the run's evaluation)"
     )
-    parser.add_argument("--num-noise", type=int, metavar="N", help="noise entities, or obstacles, if the game has any")
+    parser.add_argument("--num-noise", type=int, metavar="N", help="number of noise tokens, or obstacles in SimpleTag")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write an episode as FILE.gif or FILE.mp4 instead of opening a window"
+        "--out", type=Path, metavar="FILE", help="write an episode to FILE.gif or FILE.mp4 instead of opening a window"
     )
     parser.add_argument(
-        "--halos", choices=("weight", "influence"), default="weight",
-        help="what they show of a token: its weight in the pool, or how much the action moves with what it says",
+        "--overlay", choices=("attention", "saliency"), default="attention",
+        help="weights of an agent's tokens to show: attention, the weights in the pool, or saliency, how strongly each "
+        "token influences the action (default: attention)",
     )  # fmt: skip
     parser.add_argument(
-        "--agents-dir", type=Path, metavar="DIR", help="where ppo_*.py lie (default: agents of the checkout)"
+        "--agents-dir", type=Path, metavar="DIR", help="folder of ppo_*.py (default: agents in the checkout)"
     )
     args = parser.parse_args(argv)
-    asked = [word for word in argv if word.startswith("--")]
-    if args.watch is None and args.policy is None and asked:
-        parser.error(f"{asked[0]} needs --watch ID or --policy RUN")
+    options = [argument for argument in argv if argument.startswith("--")]
+    if args.watch is None and args.policy is None and options:
+        parser.error(f"{options[0]} requires --watch ID or --policy RUN")
     return args
 
 
 @memory_errors()
 def main(argv: Sequence[str]) -> None:
-    """List or watch, as the words say."""
+    """Print the table, or watch an environment, as the arguments say."""
     args = parse(argv)
     try:
         if args.watch is None and args.policy is None:

@@ -23,7 +23,7 @@ def namespace(array: Array) -> Any:
     return torch_namespace
 
 
-def for_keeps(like: Array) -> AbstractContextManager[Any]:
+def outside_inference_mode(like: Array) -> AbstractContextManager[Any]:
     """Return a context in which to make, beside `like`, arrays that are kept and used in later calls.
 
     Tensors made in torch's inference mode would have no part in gradients for good.
@@ -35,12 +35,12 @@ def for_keeps(like: Array) -> AbstractContextManager[Any]:
     return torch.inference_mode(False)
 
 
-def take_rows(array: Array, rows: Array) -> Array:
+def gather_rows(array: Array, rows: Array) -> Array:
     """Return the rows of `array` (B, ...) that integers name, (*rows.shape, ...): on NumPy faster than by brackets."""
     return array.take(rows, axis=0) if isinstance(array, np.ndarray) else array[rows]
 
 
-def put_rows(array: Array, rows: Array, values: Array) -> Array:
+def scatter_rows(array: Array, rows: Array, values: Array) -> Array:
     """Return a copy of `array` (B, ...) in which `rows` (R,) hold `values` (R, ...)."""
     out = namespace(array).asarray(array, copy=True)
     out[rows] = values

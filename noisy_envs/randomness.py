@@ -23,7 +23,7 @@ from noisy_envs.arrays import Array, namespace
 MASK = 0xFFFFFFFF
 WEYL = 0x1E3779B9  # odd and below 2**31: neighbouring indices land far apart
 STREAM = 1 << 24  # indices in one stream
-FEW = 8  # numbers that cost less to hash one by one than as an array of NumPy; about equal at 16
+SCALAR_HASH_LIMIT = 8  # numbers that cost less to hash one by one than as an array of NumPy; about equal at 16
 KEY_SALTS = (0x243F6A88, 0x05A308D3)  # two independent chains make a key of 64 bits
 MAX_SEED = 2**63 - 1
 
@@ -100,7 +100,7 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     if xp is np and not isinstance(base, int):  # words of NumPy's own, which wrap alike: half the memory of int64
         base, key = base.astype(np.uint32), key.astype(np.uint32)
     offset = _kept_offsets(counts) if xp is np else _offsets(xp, counts, key.device)
-    if isinstance(base, int) and sum(counts) <= FEW:
+    if isinstance(base, int) and sum(counts) <= SCALAR_HASH_LIMIT:
         second = int(key[0, 1])
         word = np.array([[_mix(_mix((base + x) & MASK) ^ second) for x in offset.tolist()]], np.int64)  # also of none
     else:
@@ -113,7 +113,7 @@ def uniforms(key: Array, counter: Array, counts: tuple[int, ...], dtype: Any = N
     return tuple(streams)
 
 
-class Draws:
+class IntegerStream:
     """Whole numbers for scalar code, one after another; the same seed always draws the same."""
 
     def __init__(self, seed: int) -> None:

@@ -21,8 +21,8 @@ SINGLE = "noisy_envs.interfaces.gymnasium_env:TokenEnv"  # entry points, for a g
 PICTURES = "noisy_envs.interfaces.gymnasium_env:PictureEnv"  # of a game that has no render mode "ansi"
 VECTOR = "noisy_envs.interfaces.vector_env:TokenVectorEnv"
 
-CORES: dict[str, Any] = {core.name: core for core in (SimpleCentroid, SimpleTag, BoxWorld)}
-Game = str | type  # a key of CORES, or a core's class, which may be a user's own, or where that is: "module:Class"
+GAMES: dict[str, Any] = {game.name: game for game in (SimpleCentroid, SimpleTag, BoxWorld)}
+GameLike = str | type  # a key of GAMES, or a core's class, which may be a user's own, or where that is: "module:Class"
 
 # The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
 # predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
@@ -43,10 +43,10 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-FOREIGN = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.gymnasium_envs`
+OTHER = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.gymnasium_envs`
 
 # the options that dial noise, and that say how many agents share one network
-NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", FOREIGN: "num_noise"}
+NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", OTHER: "num_noise"}
 LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
@@ -57,10 +57,10 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: see `canonical`.
     """
-    return ENVIRONMENTS.get(canonical(env_id, setting), (FOREIGN, {}))
+    return ENVIRONMENTS.get(canonical_id(env_id, setting), (OTHER, {}))
 
 
-def canonical(env_id: str, setting: str = "env_id") -> str:
+def canonical_id(env_id: str, setting: str = "env_id") -> str:
     """Return an id as the table has it, or as it is given if it is not ours; of `module:Id-v0` import the module.
 
     Raises:
@@ -82,14 +82,14 @@ def canonical(env_id: str, setting: str = "env_id") -> str:
     return env_id
 
 
-def short(env_id: str) -> str:
+def short_name(env_id: str) -> str:
     """Return an id without module and namespace, of letters that the name of a file may have on any system."""
     return re.sub(r"[^\w.-]", "-", re.split("[/:]", env_id)[-1])
 
 
-def in_words(games: Iterable[str]) -> str:
+def join_names(games: Iterable[str]) -> str:
     """Name games in a message, as the table of environments does."""
-    named = [CORES[game].__name__ if game in CORES else game for game in games]
+    named = [GAMES[game].__name__ if game in GAMES else game for game in games]
     return " and ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
 
 
@@ -115,12 +115,16 @@ def one_line(error: Exception | str) -> str:
 
 def _near(name: str) -> str:
     """Ask for the id of the table that is nearest to a name, which may lack namespace and version."""
-    known = {word: env_id for env_id in ENVIRONMENTS for word in (env_id, short(env_id), short(env_id)[: -len("-v0")])}
+    known = {
+        word: env_id
+        for env_id in ENVIRONMENTS
+        for word in (env_id, short_name(env_id), short_name(env_id)[: -len("-v0")])
+    }
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {known[near[0]]!r}? " if near else ""
 
 
-def core_class(game: Game) -> type:
+def game_class(game: GameLike) -> type:
     """Return the class of a game's rules.
 
     Raises:
@@ -134,14 +138,14 @@ def core_class(game: Game) -> type:
         module, name = game.split(":", 1)
         found = getattr(importlib.import_module(module), name)
     elif isinstance(game, str):
-        check_choice("game", game, tuple(CORES))
-        found = CORES[game]
+        check_choice("game", game, tuple(GAMES))
+        found = GAMES[game]
     if not isinstance(found, type) or not dataclasses.is_dataclass(found):
         raise TypeError(f"game={game!r}: must be a frozen dataclass, the class itself")
     return found
 
 
-def held_out(
+def eval_levels(
     env_id: str, options: dict[str, Any] | None = None, trained: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return what to add to the `options` of an evaluation, beside seeds of its own.
@@ -170,7 +174,7 @@ def start_of(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
         ValueError, TypeError: an option that the game does not take.
     """
     game, parameters = find(env_id)
-    return {"spread": build(CORES[game], parameters | options).largest_spread} if game == SimpleCentroid.name else {}
+    return {"spread": build(GAMES[game], parameters | options).largest_spread} if game == SimpleCentroid.name else {}
 
 
 def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -183,7 +187,7 @@ def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, 
     if not own or "spread" in options:
         return {}
     game, parameters = find(env_id)
-    return start if start != own or build(CORES[game], parameters | options).padded else {}
+    return start if start != own or build(GAMES[game], parameters | options).padded else {}
 
 
 def register() -> None:
@@ -192,7 +196,7 @@ def register() -> None:
         if env_id not in gymnasium.registry:
             gymnasium.register(
                 env_id,
-                entry_point=SINGLE if "ansi" in CORES[game].render_modes else PICTURES,
+                entry_point=SINGLE if "ansi" in GAMES[game].render_modes else PICTURES,
                 vector_entry_point=VECTOR,
                 kwargs={"game": game, **parameters},
             )

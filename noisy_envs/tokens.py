@@ -14,35 +14,37 @@ from noisy_envs.arrays import Array, as_numpy, namespace
 class TokenSpec:
     """Names for an observation of `num_tokens` rows and as many columns as there are `features`.
 
-    The mask follows from the observation alone: a row whose `marker` feature is `padding` is no token, where rows can
+    The mask follows from the observation alone: a row whose `padding_feature` is `padding` is no token, where rows can
     be padding; elsewhere that feature is a value like others.
 
     Attributes:
         num_tokens: rows, N.
         features: names of the columns.
         roles: name -> value of the role feature, the last one; empty where a game has none.
-        query: row of the observing agent's own token, AdaPool's query.
-        marker: column that tells padding; where there are roles, theirs.
+        query_index: row of the observing agent's own token, AdaPool's query.
+        padding_feature: column that tells padding; where there are roles, theirs.
         padding: its value there.
         padded: whether rows can be padding at all.
 
     Raises:
-        ValueError: there are roles, and `marker` is not the last column; or `padding` is not finite.
+        ValueError: there are roles, and `padding_feature` is not the last column; or `padding` is not finite.
     """
 
     num_tokens: int
     features: tuple[str, ...]
     roles: dict[str, int]
-    query: int = 0
-    marker: int = -1
+    query_index: int = 0
+    padding_feature: int = -1
     padding: float = -1.0
     padded: bool = True
 
     def __post_init__(self) -> None:
         """Check that the role is where wrappers and agents look for it."""
         last = self.num_features - 1
-        if self.roles and self.marker not in (-1, last):
-            raise ValueError(f"marker={self.marker}: must be -1 or {last}, the last column, where there are roles")
+        if self.roles and self.padding_feature not in (-1, last):
+            raise ValueError(
+                f"padding_feature={self.padding_feature}: must be -1 or {last}, the last column, where there are roles"
+            )
         if not math.isfinite(self.padding):
             raise ValueError(f"padding={self.padding}: must be finite")
 
@@ -58,12 +60,13 @@ class TokenSpec:
         """
         if not self.roles:
             return
-        shown = set(np.unique(as_numpy(observation[..., self.marker])).tolist())
+        shown = set(np.unique(as_numpy(observation[..., self.padding_feature])).tolist())
         wrong = shown - {float(role) for role in self.roles.values()} - {self.padding}
         if wrong:
             raise ValueError(
-                f"feature {self.features[self.marker]!r} of the tokens is {min(wrong):g}: must be the number of a role "
-                f"({', '.join(self.roles)}) or padding; scale features before they become tokens, or not at all"
+                f"feature {self.features[self.padding_feature]!r} of the tokens is {min(wrong):g}: must be the number "
+                f"of a role ({', '.join(self.roles)}) or padding; scale features before they become tokens, or not at "
+                "all"
             )
 
     def finite(self, observation: Array) -> Array:
@@ -74,7 +77,7 @@ class TokenSpec:
 
     def mask(self, observation: Array) -> Array:
         """Tell tokens from padding: (..., N, D) -> bool (..., N), True for a token."""
-        marker = observation[..., self.marker]
+        marker = observation[..., self.padding_feature]
         if self.padded:
             return marker != self.padding
         xp = namespace(marker)

@@ -12,8 +12,8 @@ import numpy as np
 
 from noisy_envs.arrays import as_numpy
 
-MOST = 2**63 - 1  # of a whole number
-LARGEST, SMALLEST = 1e18, 1e-18  # of a real option: float32 holds it, and what is computed from it, squares too
+MAX_COUNT = 2**63 - 1  # of a whole number
+MAX_NUMBER, MIN_NUMBER = 1e18, 1e-18  # of a real option: float32 holds it, and what is computed from it, squares too
 Count = int | tuple[int, int]  # a number, or the lowest and highest of a range, both included
 
 
@@ -32,7 +32,7 @@ def is_int(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True, maximum: int = MOST) -> None:
+def check_count(name: str, value: Any, minimum: int, may_be_range: bool = True, maximum: int = MAX_COUNT) -> None:
     """Raise unless `value` is an integer from `minimum` to `maximum`, or a sequence of two, in order."""
     value = plain(value)
     if is_int(value):
@@ -53,10 +53,10 @@ def check_number(name: str, value: Any, minimum: float | None = None, above: flo
     """Raise unless `value` is a finite number within the limit."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r}: must be a number")
-    if not abs(value) <= LARGEST:  # NaN fails too
-        raise ValueError(f"{name}={value!r}: must be finite, and at most {LARGEST:g}")
-    if 0 < abs(value) < SMALLEST:
-        raise ValueError(f"{name}={value!r}: must be at least {SMALLEST:g}, where it is not 0")
+    if not abs(value) <= MAX_NUMBER:  # NaN fails too
+        raise ValueError(f"{name}={value!r}: must be finite, and at most {MAX_NUMBER:g}")
+    if 0 < abs(value) < MIN_NUMBER:
+        raise ValueError(f"{name}={value!r}: must be at least {MIN_NUMBER:g}, where it is not 0")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name}={value!r}: must be at least {minimum}")
     if above is not None and value <= above:
@@ -114,20 +114,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def build(core: type, options: dict[str, Any]) -> Any:
+def build(game: type, options: dict[str, Any]) -> Any:
     """Make a core from keyword options: the one place where free-form keywords enter.
 
     Raises:
         TypeError: an option does not exist; the message names the nearest that does.
         ValueError: an episode would have no step.
     """
-    known = [field.name for field in dataclasses.fields(core)]
+    known = [field.name for field in dataclasses.fields(game)]
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
             # Python's own words, by which TorchRL's GymEnv sees that it must leave one out
             raise TypeError(f"unexpected keyword argument {option!r}: {hint}allowed are {', '.join(known)}")
-    made = core(**options)
+    made = game(**options)
     check_count("max_steps", made.max_steps, minimum=1, may_be_range=False)  # which a game of your own may not check
     return made
 

@@ -1,4 +1,4 @@
-"""Chance of a data set's items: numbers that follow from a seed, an epoch and the item alone, see `Chance`."""
+"""Random numbers for the items of a data set that depend only on a seed, an epoch and the item, see `Chance`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from noisy_envs.randomness import episode_key, uniforms
 
 
 class Chance(NamedTuple):
-    """Random numbers of items, which no batch, order or device changes.
+    """Random numbers of items, whatever their batch, order or device.
 
-    An item is what an episode is to the environments, and an epoch what a step is: see `noisy_envs.randomness`.
+    They are those of `noisy_envs.randomness`, with items in place of episodes and epochs in place of steps.
     """
 
     seed: int
     epoch: int = 0
 
     def draw(self, items: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Return numbers from U[0, 1) of items (B,), int64, where these are: for each count, float32 (B, count)."""
+        """Draw from U[0, 1) for items (B,), int64, on their device: for each count, float32 (B, count)."""
         if items.device.type == "cpu":  # where NumPy is faster
-            return tuple(torch.from_numpy(drawn) for drawn in self._draw(items.numpy(), counts))
+            return tuple(torch.from_numpy(numbers) for numbers in self._draw(items.numpy(), counts))
         return self._draw(items, counts)
 
     def _draw(self, items: np.ndarray | Tensor, counts: tuple[int, ...]) -> tuple[Any, ...]:
@@ -34,8 +34,8 @@ class Chance(NamedTuple):
 
 
 def below(numbers: Tensor, bound: int) -> Tensor:
-    """Turn numbers from U[0, 1) into whole ones from 0 up to a bound, int64.
+    """Convert numbers from U[0, 1) to integers in [0, bound), int64.
 
-    Each is as likely, but for a difference of bound / 2²⁴: a number has 24 bits.
+    Their probabilities differ by at most bound / 2²⁴, because a number has 24 bits.
     """
     return (numbers * bound).long()

@@ -1,14 +1,14 @@
-"""Which heads find the k nearest neighbours of a vector among N, and their centroid? (Section 4.2, Figure 4, Table 4)
+"""Which heads find the centroid of the k nearest neighbors of a vector among N? (Section 4.2, Figure 4, Table 4)
 
     python supervised/knn_centroid.py                                 # minutes on a CPU: N = 32, two layers, k = 4
-    python supervised/knn_centroid.py --ks 1 4 16 --pools adapool avgpool
+    python supervised/knn_centroid.py --num-neighbors 1 4 16 --pooling adapool avgpool
     python supervised/knn_centroid.py --preset paper --device cuda    # N = 128, 12 layers, 100 epochs, 5 folds
-    python supervised/knn_centroid.py --preset paper --num-vectors 32 --width 64 --device cuda    # an ablation
+    python supervised/knn_centroid.py --preset paper --num-vectors 32 --embed-dim 64 --device cuda   # an ablation
 
-The first vector of a set is marked by a learned embedding; the target is the mean of its k nearest neighbours. They are
-the signal, k of N vectors. The error is the mean squared error, the paper's signal loss. Naive baselines: the centroid
-of all vectors, and the marked vector itself. OUT gets `table.md`, `results.json` and `signal_loss.png`; see
-`training.py` for what else it holds.
+A learned embedding marks the first vector of a set; the target is the mean of its k nearest neighbors. They are the
+signal, k of N vectors. The error is the mean squared error, the paper's signal loss. Naive baselines are the centroid
+of all vectors and the marked vector itself. OUT gets `table.md`, `results.json` and `signal_loss.png`; `experiment.py`
+describes its other files.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import experiment
 import report
 import torch
-import training
-from set_task import PAPER, SetArgs, SetTask, as_in_the_paper, check, sets_as_in_the_paper, sets_of, test_sets
+from set_task import PAPER, SetArgs, SetTask, all_sets, check, has_paper_sets, has_paper_sizes, test_sets
 from synthetic import centroids
 from torch import Tensor
 
@@ -32,12 +32,12 @@ class Args(SetArgs):
     """Settings of the KNN-centroid experiment."""
 
     out: Path = Path("runs/knn_centroid")
-    ks: tuple[int, ...] = (4,)
-    """numbers of neighbours, the signal"""
+    num_neighbors: tuple[int, ...] = (4,)
+    """values of k, the number of neighbors to average"""
 
 
-PAPERS_KS = (1, 2, 4, 8, 16, 32, 64, 128)
-PAPERS_LOSS = {  # Table 4: N = 128, D = 16
+PAPER_KS = (1, 2, 4, 8, 16, 32, 64, 128)
+PAPER_LOSS = {  # Table 4: N = 128, D = 16
     "maxpool": (0.066, 0.061, 0.050, 0.045, 0.047, 0.055, 0.068, 0.046),
     "avgpool": (0.093, 0.071, 0.055, 0.043, 0.031, 0.016, 0.001, 0.000),
     "clstoken": (0.102, 0.079, 0.063, 0.050, 0.038, 0.027, 0.016, 0.008),
@@ -45,9 +45,9 @@ PAPERS_LOSS = {  # Table 4: N = 128, D = 16
     "baseline: centroid": (0.093, 0.071, 0.055, 0.043, 0.031, 0.020, 0.008, 0.000),
     "baseline: target": (0.058, 0.044, 0.040, 0.041, 0.048, 0.060, 0.080, 0.126),
 }
-# appendix "KNN Centroid Ablations": N = 32, by features, width and layers (of 24 the table's header says 28)
-ABLATIONS_KS = (1, 2, 4, 8, 16)
-ABLATIONS_LOSS = {
+# appendix "KNN Centroid Ablations": N = 32, by num_features, embed_dim and num_layers (for 24 the header says 28)
+ABLATION_KS = (1, 2, 4, 8, 16)
+ABLATION_LOSS = {
     (16, 16, 12): {
         "maxpool": (0.022, 0.014, 0.009, 0.006, 0.009),
         "avgpool": (0.086, 0.049, 0.010, 0.005, 0.003),
@@ -81,58 +81,59 @@ ABLATIONS_LOSS = {
 }
 
 
-def name(k: int) -> str:
-    """Name a number of neighbours as the paper does."""
+def column_name(k: int) -> str:
+    """Return the paper's name of the task with k neighbors."""
     return f"KNN-{k}"
 
 
 def make_task(args: Args, column: str) -> SetTask:
-    """Return the task of a number of neighbours."""
+    """Return the task of a column."""
     return SetTask(args, partial(centroids, k=int(column.removeprefix("KNN-"))))
 
 
 def baselines(args: Args) -> dict[str, dict[str, float]]:
-    """Return the errors on the test set of the centroid of all vectors, of the marked one, and the least there can be.
+    """Return the test errors of the centroid of all vectors and of the marked vector, by row and column.
 
-    That is shown where an embedding is narrower than a vector, see `floor`.
+    If an embedding is smaller than a vector, a third row has the least possible error, see `least_error`.
     """
     sets = test_sets(args)
     guesses = {"baseline: centroid": sets.mean(dim=1), "baseline: target": sets[:, 0]}
-    found: dict[str, dict[str, float]] = {row: {} for row in guesses}
-    for k in sorted(set(args.ks)):
+    errors: dict[str, dict[str, float]] = {row: {} for row in guesses}
+    for k in sorted(set(args.num_neighbors)):
         targets = centroids(sets, k)
         for row, guess in guesses.items():
-            found[row][name(k)] = (guess - targets).square().mean().item()
-        if args.width < args.num_features:
-            found.setdefault(f"least from width {args.width}", {})[name(k)] = floor(targets, args.width)
-    return found
+            errors[row][column_name(k)] = (guess - targets).square().mean().item()
+        if args.embed_dim < args.num_features:
+            row = f"least from embed_dim {args.embed_dim}"
+            errors.setdefault(row, {})[column_name(k)] = least_error(targets, args.embed_dim)
+    return errors
 
 
-def floor(targets: Tensor, width: int) -> float:
-    """Return the least mean squared error to `targets` (B, D) of any linear output from `width` < D numbers.
+def least_error(targets: Tensor, embed_dim: int) -> float:
+    """Return the least mean squared error to `targets` (B, D) of any linear output of `embed_dim` < D numbers.
 
-    What it gives lies in `width` dimensions, and none fit better than the first principal components of the targets.
+    The outputs span `embed_dim` dimensions; the first principal components of the targets are their best choice.
     """
     variances = torch.linalg.eigvalsh(targets.double().T.cov(correction=0))  # ascending
-    return variances[:-width].sum().item() / targets.shape[1]
+    return variances[:-embed_dim].sum().item() / targets.shape[1]
 
 
-def papers(args: Args) -> dict[str, dict[str, float]]:
-    """Return the paper's numbers for the asked k, none if sets or network have other sizes than the paper's.
+def paper_rows(args: Args) -> dict[str, dict[str, float]]:
+    """Return the paper's errors for the requested k; none if the sets or the network have other sizes.
 
-    Its baselines have no network.
+    For the baselines, which have no network, the sizes of the sets are enough.
     """
-    if sets_as_in_the_paper(args):
-        ks: tuple[int, ...] = PAPERS_KS
-        losses: Mapping[str, tuple[float, ...]] = PAPERS_LOSS
-        if not as_in_the_paper(args):
+    if has_paper_sets(args):
+        ks: tuple[int, ...] = PAPER_KS
+        losses: Mapping[str, tuple[float, ...]] = PAPER_LOSS
+        if not has_paper_sizes(args):
             losses = {row: numbers for row, numbers in losses.items() if row.startswith("baseline")}
     elif args.num_vectors == 32:
-        ks, losses = ABLATIONS_KS, ABLATIONS_LOSS.get((args.num_features, args.width, args.layers), {})
+        ks, losses = ABLATION_KS, ABLATION_LOSS.get((args.num_features, args.embed_dim, args.num_layers), {})
     else:
         return {}
     return {
-        row: {name(k): number for k, number in zip(ks, numbers, strict=True) if k in args.ks}
+        row: {column_name(k): number for k, number in zip(ks, numbers, strict=True) if k in args.num_neighbors}
         for row, numbers in losses.items()
     }
 
@@ -140,28 +141,27 @@ def papers(args: Args) -> dict[str, dict[str, float]]:
 def check_all(args: Args) -> None:
     """Raise ValueError, naming a setting, its value and what is allowed."""
     check(args)
-    if not args.ks:
-        raise ValueError("ks: must be at least one")
-    for k in args.ks:
+    experiment.check_not_empty(args, "num_neighbors")
+    for k in args.num_neighbors:
         if not 1 <= k <= args.num_vectors:
-            raise ValueError(f"ks={k}: must be from 1 to {args.num_vectors}, the vectors of a set")
+            raise ValueError(f"num_neighbors={k}: expected a number from 1 to num_vectors={args.num_vectors}")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing; write table and figure."""
-    args = training.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "ks": PAPERS_KS}}, __doc__)
+    """Run what is missing; write the table and the figure."""
+    args = experiment.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "num_neighbors": PAPER_KS}}, __doc__)
     check_all(args)
-    sets_of(args)  # written before several runs ask for it
-    columns = [name(k) for k in sorted(set(args.ks))]
-    found = training.run_all(args, columns, make_task)
-    rows, naive, paper = report.scores(found), baselines(args), papers(args)
-    text = report.table(rows, naive, paper, columns, digits=4)
-    report.write(args, "knn_centroid.py", "Signal loss of the KNN-centroid task", text, found)
-    positions = {name(k): k / args.num_vectors for k in args.ks}
+    all_sets(args)  # write the file before several runs need it
+    columns = [column_name(k) for k in sorted(set(args.num_neighbors))]
+    summaries = experiment.run_all(args, columns, make_task)
+    rows, naive, paper = report.scores(summaries), baselines(args), paper_rows(args)
+    text = report.format_table(rows, naive, paper, columns, digits=4)
+    report.write(args, "knn_centroid.py", "Signal loss of the KNN-centroid task", text, summaries)
+    positions = {column_name(k): k / args.num_vectors for k in args.num_neighbors}
     labels = ("signal-to-noise ratio k / N", "signal loss (mean squared error)")
     report.plot_lines(args.out / "signal_loss.png", rows, naive, paper, positions, labels)
     print(f"{text}\nsee table.md, results.json and signal_loss.png in {args.out}")
 
 
 if __name__ == "__main__":
-    training.guard(main, sys.argv[1:])
+    experiment.guard(main, sys.argv[1:])

@@ -1,6 +1,6 @@
-"""The transformer of the supervised experiments: an encoder, one of the pooling heads, an output.
+"""The transformer of the supervised experiments: an encoder, a pooling head and an output layer.
 
-`B` sets, `N` tokens, `D` features of a token, `H` width of an embedding.
+Shapes: `B` sets, `N` tokens, `D` features of a token, `H` size of an embedding.
 """
 
 from __future__ import annotations
@@ -8,180 +8,142 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.nn.attention import HAS_KERNELS, OPTIONS, narrow_attention
+from noisy_envs.nn.attention import COMPILE_OPTIONS
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.nn.small_layers import LayerNorm, Linear
-from noisy_envs.validation import check_number
+from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, score_scale
+from noisy_envs.validation import check_count, check_number
 
-NARROW = 2  # widest heads for which compiled loops are faster than the library's attention
-LARGEST = 2**16  # of a network's sizes
-SIZES = 64  # of batches that are compiled
-Scale = Literal["head", "width"]
+MAX_COMPILED_SIZES = 64  # batch sizes for which the layers are compiled
 
 
 @dataclass(frozen=True)
-class Shape:
+class EncoderConfig:
     """Sizes of an encoder."""
 
-    layers: int
-    width: int
-    heads: int
-    feedforward: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    feedforward_dim: int
     dropout: float = 0.0  # after the feed-forward
     attention_dropout: float = 0.0
-    attention_scale: Scale = "width"  # 1/sqrt of a head's width, or of the whole as in the authors' code now
-    init_std: float = 0.02  # of all weights at first (appendix "Supervised KNN Centroid")
+    attention_scale: AttentionScale = "embed"  # 1/sqrt of the size of a head, or of the embedding as the authors' code
+    init_std: float = 0.02  # of the initial weights (appendix "Supervised KNN Centroid")
     final_norm: bool = False
 
     def scale(self) -> float:
-        """Return the factor of the attention's scores."""
-        return 1 / math.sqrt(self.width if self.attention_scale == "width" else self.width / self.heads)
+        """Return the factor of the attention scores."""
+        return score_scale(self.embed_dim, self.num_heads, self.attention_scale)
 
     def output_std(self) -> float:
-        """Return the initial deviation of the output projections of attention and pool.
+        """Return the initial standard deviation of the output projections of attention and pooling head.
 
-        So the authors' code states it; as it runs, it scales nothing down.
+        The authors' code states it so; when it runs, it scales nothing down.
         """
-        return self.init_std / math.sqrt(2 * self.layers)
+        return self.init_std / math.sqrt(2 * self.num_layers)
 
     def check(self) -> None:
-        """Raise ValueError, naming the number and what is allowed."""
-        for name in ("layers", "width", "heads", "feedforward"):
-            if not 1 <= getattr(self, name) <= LARGEST:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1, and at most {LARGEST}")
-        if self.width % self.heads:
-            raise ValueError(f"heads={self.heads}: must divide width={self.width}")
+        """Raise ValueError, naming the setting, its value and what is allowed."""
+        for name in ("num_layers", "embed_dim", "num_heads", "feedforward_dim"):
+            check_count(name, getattr(self, name), 1, may_be_range=False)
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"num_heads={self.num_heads}: expected a divisor of embed_dim={self.embed_dim}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to below 1")
+                raise ValueError(f"{name}={getattr(self, name)}: expected a probability from 0 to below 1")
         check_number("init_std", self.init_std, above=0)
 
 
-class Block(nn.Module):
-    """A layer that normalises first: attention without biases, then a feed-forward with GELU."""
-
-    def __init__(self, shape: Shape) -> None:
-        """Make the layers, whose weights `Network` draws."""
-        super().__init__()
-        self.heads, self.scale, self.attention_dropout = shape.heads, shape.scale(), shape.attention_dropout
-        self.head_width = shape.width // shape.heads
-        self.norm, self.ff_norm = LayerNorm(shape.width), LayerNorm(shape.width)
-        self.query_key_value = Linear(shape.width, 3 * shape.width, bias=False)
-        self.output = Linear(shape.width, shape.width, bias=False)
-        self.ff = Linear(shape.width, shape.feedforward)
-        self.ff_output = Linear(shape.feedforward, shape.width)
-        self.dropout = nn.Dropout(shape.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map embeddings (B, N, H) to embeddings (B, N, H)."""
-        x = x + self.output(self.attend(self.norm(x)))
-        forwarded: Tensor = self.dropout(self.ff_output(F.gelu(self.ff(self.ff_norm(x)))))
-        return x + forwarded
-
-    def narrow(self, x: Tensor) -> bool:
-        """Tell whether our own attention is faster than the library's."""
-        return self.head_width <= NARROW and (torch.compiler.is_compiling() or (HAS_KERNELS and x.is_cuda))
-
-    def attend(self, x: Tensor) -> Tensor:
-        """Return the heads' outputs side by side (B, N, H)."""
-        dropout = self.attention_dropout if self.training else 0.0
-        if self.narrow(x) and not dropout:
-            return narrow_attention(x, self.query_key_value.weight, scale=self.scale, width=self.head_width)
-        heads = self.query_key_value(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = heads  # each (B, heads, N, H / heads)
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
-        return mixed.transpose(1, 2).flatten(2)
+MakeHead = Callable[[EncoderConfig, torch.Generator], Any]
 
 
 class Network(nn.Module):
-    """Embedding, encoder, pooling head and output.
+    """Embedding, encoder, pooling head and output layer.
 
-    The global random state is neither read nor changed: all weights but the head's are drawn first, so that networks
-    that differ in the head alone start alike, and the head's from what follows in the same generator.
+    All weights but the head's are drawn first, and the head's next, from one generator: networks that differ only in
+    the head start with the same encoder. The global random state is neither read nor changed.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        embed: nn.Module,
-        make_head: Callable[[Shape, torch.Generator], Any],
-        output: nn.Module,
-        seed: int,
+        self, config: EncoderConfig, embed: nn.Module, make_head: MakeHead, readout: nn.Module, seed: int
     ) -> None:
-        """Take an embedding of inputs to (B, N, H), a maker of the head, and an output of (B, H)."""
+        """Take an embedding of inputs to (B, N, H), a maker of the head, and an output layer of (B, H)."""
         super().__init__()
-        shape.check()
-        with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global state, before ours replace it
+        config.check()
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw weights from the global state, replaced below
             self.embed = embed
-            self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
-            self.norm = nn.LayerNorm(shape.width) if shape.final_norm else nn.Identity()
-            self.output = output
+            self.encoder = TransformerEncoder(
+                config.embed_dim,
+                config.num_layers,
+                config.num_heads,
+                config.feedforward_dim,
+                attention_scale=config.attention_scale,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+            )
+            self.norm = nn.LayerNorm(config.embed_dim) if config.final_norm else nn.Identity()
+            self.readout = readout
         generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.dim() > 1:
-                of_attention = name.startswith("blocks") and name.endswith(".output.weight")
-                nn.init.normal_(weight, 0.0, shape.output_std() if of_attention else shape.init_std, generator)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
-        self.head = make_head(shape, generator)
+        init_weights(self, config.init_std, config.num_layers, generator)
+        self.head = make_head(config, generator)
 
-    def compile_blocks(self, tune: bool = False) -> None:
-        """Compile the layers, once for all of them, as they are alike.
+    def compile_layers(self, max_autotune: bool = False) -> None:
+        """Compile the layers; they are alike, so one compilation serves all.
 
-        On a GPU our kernels are compiled anew for each size of a batch: the last ones of training, validation and test
-        differ, and a class token makes all of them longer. Beyond torch's limit of eight layers would run uncompiled.
+        On a GPU the kernels are compiled for each batch size: the last batches of training, validation and test differ,
+        and a class token adds one token to each. Beyond torch's limit of eight sizes the layers would run uncompiled.
         """
-        torch._dynamo.config.cache_size_limit = max(SIZES, torch._dynamo.config.cache_size_limit)
-        for block in self.blocks:
-            block.compile(options={**OPTIONS, "max_autotune": tune, "coordinate_descent_tuning": tune})
+        torch._dynamo.config.cache_size_limit = max(MAX_COMPILED_SIZES, torch._dynamo.config.cache_size_limit)
+        options = {**COMPILE_OPTIONS, "max_autotune": max_autotune, "coordinate_descent_tuning": max_autotune}
+        for layer in self.encoder.layers:
+            layer.compile(options=options)
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map inputs to what the head pools, embeddings (B, N, H); ClsToken makes N one larger."""
+        """Map inputs to the embeddings (B, N, H) that the head pools; ClsToken adds one token to N."""
         tokens, _ = self.head.extend(self.embed(inputs))
-        embeddings: Tensor = self.norm(self.blocks(tokens))
+        embeddings: Tensor = self.norm(self.encoder(tokens))
         return embeddings
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs to outputs (B, ...)."""
-        output: Tensor = self.output(self.head(self.encode(inputs)))
+        output: Tensor = self.readout(self.head(self.encode(inputs)))
         return output
 
 
-def ada(query: int | tuple[int, ...] | str) -> Callable[[Shape, torch.Generator], AdaPool]:
+def adapool(query: int | tuple[int, ...] | str) -> MakeHead:
     """Return a maker of AdaPool with a query, see `AdaPool`."""
 
-    def make(shape: Shape, generator: torch.Generator) -> AdaPool:
+    def make(config: EncoderConfig, generator: torch.Generator) -> AdaPool:
         return AdaPool(
-            shape.width, shape.heads, query,
-            scale=shape.scale(), init_std=shape.init_std, output_std=shape.output_std(), generator=generator,
+            config.embed_dim, config.num_heads, query,
+            scale=config.scale(), init_std=config.init_std, output_std=config.output_std(), generator=generator,
         )  # fmt: skip
 
     return make
 
 
-HEADS: dict[str, Callable[[Shape, torch.Generator], Any]] = {
-    "avgpool": lambda shape, generator: AvgPool(),
-    "maxpool": lambda shape, generator: MaxPool(),
-    "clstoken": lambda shape, generator: ClsToken(shape.width, shape.init_std, generator),
-    "adapool": ada(0),
+POOLING: dict[str, MakeHead] = {
+    "avgpool": lambda config, generator: AvgPool(),
+    "maxpool": lambda config, generator: MaxPool(),
+    "clstoken": lambda config, generator: ClsToken(config.embed_dim, config.init_std, generator),
+    "adapool": adapool(0),
 }
 
 
 class SetEmbedding(nn.Module):
-    """Embed sets (B, N, D), of which the first vector is marked by a learned one; projected only if D is not H."""
+    """Embed sets (B, N, D), with a learned mark on the first vector; a projection only if D is not H."""
 
-    def __init__(self, num_features: int, width: int) -> None:
+    def __init__(self, num_features: int, embed_dim: int) -> None:
         """Make the layers."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            self.project = nn.Identity() if num_features == width else nn.Linear(num_features, width)
-            self.mark = nn.Embedding(1, width)
+            self.project = nn.Identity() if num_features == embed_dim else nn.Linear(num_features, embed_dim)
+            self.mark = nn.Embedding(1, embed_dim)
 
     def forward(self, sets: Tensor) -> Tensor:
         """Return embeddings (B, N, H)."""
@@ -189,8 +151,9 @@ class SetEmbedding(nn.Module):
         return x + F.pad(self.mark.weight, (0, 0, 0, x.shape[1] - 1))
 
 
-def set_network(shape: Shape, num_features: int, pool: str, seed: int) -> Network:
-    """Make a network of sets (B, N, D) to vectors (B, D); the pool itself is the output where D is H."""
+def set_network(config: EncoderConfig, num_features: int, pooling: str, seed: int) -> Network:
+    """Make a network of sets (B, N, D) to vectors (B, D); it has an output layer only if D is not H."""
     with torch.random.fork_rng(devices=[]):
-        output = nn.Identity() if num_features == shape.width else nn.Linear(shape.width, num_features)
-    return Network(shape, SetEmbedding(num_features, shape.width), HEADS[pool], output, seed)
+        same = num_features == config.embed_dim
+        output = nn.Identity() if same else nn.Linear(config.embed_dim, num_features)
+    return Network(config, SetEmbedding(num_features, config.embed_dim), POOLING[pooling], output, seed)

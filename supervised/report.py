@@ -1,20 +1,22 @@
-"""The table and the figure of a supervised experiment, with the paper's numbers beside ours."""
+"""Tables and figures of the supervised experiments, with the paper's numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from training import Args, Cell
+from experiment import Args, Job
 
 from noisy_envs.training.checkpoint import write_summary
 from noisy_envs.training.files import write_atomically
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, MARKERS, write_png
+from noisy_envs.training.versions import merge_versions
 
 NAMES = HEAD_NAMES | {f"adapool-{query}": f"AdaPool, {query} query" for query in ("focal", "mean", "corner")}
 COLOURS = COLOURS | dict(zip(list(NAMES)[-3:], ("#d55e00", "#cc79a7", "#56b4e9"), strict=True))
@@ -23,26 +25,26 @@ Paper = Mapping[str, Mapping[str, float]]  # row -> column -> number
 
 
 class Score(NamedTuple):
-    """A mean over n runs and its standard error, NaN for a single run."""
+    """The mean over runs and its standard error, which is NaN for a single run."""
 
     mean: float
     error: float
     number: int
 
     def text(self, digits: int) -> str:
-        """Write it as a cell of a table."""
+        """Format the score as a cell of a table."""
         spread = f" ± {self.error:.{digits}f}" if self.number > 1 else ""
         return f"{self.mean:.{digits}f}{spread}"
 
 
 def scores(
-    found: Mapping[Cell, Mapping[str, Any]], told: Callable[[float], float] = float
+    summaries: Mapping[Job, Mapping[str, Any]], transform: Callable[[float], float] = float
 ) -> dict[str, dict[str, Score]]:
-    """Return the test errors of pools (rows) and columns, or what is told instead of each."""
+    """Return the scores by pooling head (row) and column: means of the transformed test errors."""
     values: dict[str, dict[str, list[float]]] = {}
-    for cell, summary in found.items():
-        values.setdefault(cell.pool, {}).setdefault(cell.column, []).append(told(summary["test_error"]))
-    return {pool: {column: _score(one) for column, one in row.items()} for pool, row in values.items()}
+    for job, summary in summaries.items():
+        values.setdefault(job.pooling, {}).setdefault(job.column, []).append(transform(summary["test_error"]))
+    return {pooling: {column: _score(cell) for column, cell in row.items()} for pooling, row in values.items()}
 
 
 def _score(values: Sequence[float]) -> Score:
@@ -50,10 +52,10 @@ def _score(values: Sequence[float]) -> Score:
     return Score(float(np.mean(values)), error, len(values))
 
 
-def table(
+def format_table(
     rows: Mapping[str, Mapping[str, Score]], baselines: Paper, paper: Paper, columns: Sequence[str], digits: int
 ) -> str:
-    """Write a table: pools, baselines, and under each the paper's numbers where there are any."""
+    """Format a table: pooling heads, baselines, and under each row the paper's numbers if there are any."""
     lines = [["", *columns], ["---"] * (1 + len(columns))]
     for name in [*rows, *baselines]:
         if name in rows:
@@ -61,34 +63,30 @@ def table(
         else:
             texts = [f"{baselines[name][column]:.{digits}f}" for column in columns]
         lines.append([NAMES.get(name, name), *texts])
-        told = paper.get(name, {})
-        if any(column in told for column in columns):
+        row = paper.get(name, {})
+        if any(column in row for column in columns):
             places = min(digits, 3)  # the paper's tables have no more
-            lines.append(["the paper's", *(f"{told[x]:.{places}f}" if x in told else "" for x in columns)])
+            lines.append(["the paper's", *(f"{row[x]:.{places}f}" if x in row else "" for x in columns)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write(args: Args, script: str, title: str, text: str, found: Mapping[Cell, Mapping[str, Any]]) -> None:
-    """Write `table.md`, with the command, the settings and the versions, and `results.json`."""
-    versions: dict[str, dict[str, None]] = {}
-    for summary in found.values():
-        for name, version in summary["versions"].items():
-            versions.setdefault(name, {})[version] = None
-    told = {name: ", ".join(values) for name, values in versions.items()}
+def write(args: Args, script: str, title: str, text: str, summaries: Mapping[Job, Mapping[str, Any]]) -> None:
+    """Write `table.md`, with command, settings and versions, and `results.json`."""
+    versions = merge_versions(summaries.values())
     command = f"python supervised/{script} {shlex.join(sys.argv[1:])}".strip()
-    counts = sorted({len([1 for cell in found if cell[:2] == pair]) for pair in {cell[:2] for cell in found}})
+    counts = sorted(set(Counter(job[:2] for job in summaries).values()))
     notes = [
         f"# {title}",
         f"`{command}`",
-        f"Means over {' to '.join(map(str, counts))} runs (seeds and folds), ± standard error over them; the test set "
-        "is looked at once, by the weights of the best validation epoch.",
+        f"Means over {' to '.join(map(str, counts))} runs (seeds and folds) ± standard error. The test set is "
+        "evaluated once, with the weights of the best validation epoch.",
         text,
-        f"Runs: {', '.join(f'{name} {value}' for name, value in told.items())}.",
+        f"Runs: {', '.join(f'{name} {value}' for name, value in versions.items())}.",
         f"Settings: {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(args).items())}.",
     ]
     write_atomically(args.out / "table.md", "\n\n".join(notes) + "\n")
-    cells = [{**cell._asdict(), **summary} for cell, summary in found.items()]
-    write_summary(args.out / "results.json", {"command": command, "versions": told, "cells": cells})
+    runs = [{**job._asdict(), **summary} for job, summary in summaries.items()]
+    write_summary(args.out / "results.json", {"command": command, "versions": versions, "runs": runs})
 
 
 def plot_lines(
@@ -100,7 +98,7 @@ def plot_lines(
     labels: tuple[str, str],
     log: bool = True,
 ) -> None:
-    """Draw scores over the columns' positions, both axes logarithmic if `log`; the paper's as thin dashed lines."""
+    """Plot scores over the positions of the columns, on two logarithmic axes if `log`; the paper's are dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
@@ -108,11 +106,11 @@ def plot_lines(
     for name, row in rows.items():
         x = [positions[column] for column in row]
         means, errors = [score.mean for score in row.values()], [np.nan_to_num(score.error) for score in row.values()]
-        look: dict[str, Any] = {"color": COLOURS[name], "marker": MARKERS[name]}
-        axes.errorbar(x, means, errors, **look, markersize=5, capsize=3, label=NAMES[name])
-    for style, (name, numbers) in zip((":x", "-.+", "--v"), baselines.items(), strict=False):
+        style: dict[str, Any] = {"color": COLOURS[name], "marker": MARKERS[name]}
+        axes.errorbar(x, means, errors, **style, markersize=5, capsize=3, label=NAMES[name])
+    for line, (name, numbers) in zip((":x", "-.+", "--v"), baselines.items(), strict=False):
         x = [positions[column] for column in numbers]
-        axes.plot(x, list(numbers.values()), style, color="0.3", linewidth=1, label=name, zorder=3)
+        axes.plot(x, list(numbers.values()), line, color="0.3", linewidth=1, label=name, zorder=3)
     for name, numbers in paper.items():
         if name in rows:
             x = [positions[column] for column in numbers]

@@ -1,4 +1,4 @@
-"""What the experiments on the synthetic sets share: settings, and the task to predict a vector from a set."""
+"""What the experiments on synthetic sets share: settings, and the task of predicting a vector from a set."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import training
+import experiment
 from chance import Chance
-from network import HEADS, Network, set_network
+from network import POOLING, Network, set_network
 from synthetic import Sets, draw_sets, load_sets
 from torch import Tensor
 
@@ -16,76 +16,81 @@ from noisy_envs.validation import check_count
 
 
 @dataclass(kw_only=True)
-class SetArgs(training.Args):
-    """Settings of an experiment on the synthetic sets; the defaults take minutes on a CPU."""
+class SetArgs(experiment.Args):
+    """Settings of an experiment on synthetic sets; with the defaults it takes minutes on a CPU."""
 
-    preset: training.Preset = "fast"
-    """where the other defaults come from: ours for a CPU, or the paper's"""
+    preset: experiment.Preset = "fast"
+    """defaults of all other settings: fast on a CPU, or the paper's"""
     num_sets: int = 60_000
-    """sets, of which the last tenth is the test set"""
+    """number of sets; the last tenth is the test set"""
     num_vectors: int = 32
-    """N, vectors of a set"""
+    """N, vectors per set"""
     num_features: int = 16
-    """D, features of a vector"""
+    """D, features per vector"""
     data_seed: int = 42
     """seed of the data set"""
-    pools: tuple[str, ...] = tuple(HEADS)
+    pooling: tuple[str, ...] = tuple(POOLING)
     seeds: tuple[int, ...] = (1, 2, 3)
     folds: tuple[int, ...] = (1,)
     epochs: int = 5
     batch_size: int = 250
     learning_rate: float = 3e-3
-    layers: int = 2
-    width: int = 16
-    heads: int = 2
-    feedforward: int = 64
-    schedule: training.Schedule = "cosine"
+    num_layers: int = 2
+    embed_dim: int = 16
+    num_heads: int = 2
+    feedforward_dim: int = 64
+    schedule: experiment.Schedule = "cosine"
     warmup: float = 0.1
     max_grad_norm: float = 1.0
     jobs: int = 2
 
 
-# appendix "Supervised KNN Centroid", and the folds of Section 4.2
+# appendix "Supervised KNN Centroid"; folds of Section 4.2
 PAPER: dict[str, Any] = {
     "num_sets": 1_000_000, "num_vectors": 128, "seeds": (1,), "folds": (1, 2, 3, 4, 5), "epochs": 100,
     "batch_size": 750, "learning_rate": 5e-4, "schedule": "constant", "warmup": 0.0, "max_grad_norm": float("inf"),
-    "layers": 12, "heads": 8, "dropout": 0.1, "jobs": 1,
+    "num_layers": 12, "num_heads": 8, "dropout": 0.1, "jobs": 1,
 }  # fmt: skip
 
 
 def check(args: SetArgs) -> None:
     """Raise ValueError, naming a setting, its value and what is allowed."""
-    training.check(args, list(HEADS))
-    for name, least in (("num_sets", 2 * training.FOLDS), ("num_vectors", 2), ("num_features", 1), ("data_seed", 0)):
-        check_count(name, getattr(args, name), least, may_be_range=False)
+    experiment.check(args, list(POOLING))
+    for name, minimum in (
+        ("num_sets", 2 * experiment.NUM_FOLDS),
+        ("num_vectors", 2),
+        ("num_features", 1),
+        ("data_seed", 0),
+    ):
+        check_count(name, getattr(args, name), minimum, may_be_range=False)
 
 
-def sets_of(args: SetArgs) -> Tensor:
-    """Return the sets (num_sets, N, D): drawn on a GPU, or on a CPU mapped from a file; equal but for rounding."""
+def all_sets(args: SetArgs) -> Tensor:
+    """Return the sets (num_sets, N, D): on a CPU mapped from a file, on a GPU drawn; they differ only by rounding."""
     sets = Sets(args.num_sets, args.num_vectors, args.num_features, args.data_seed)
     return load_sets(sets, args.data_dir) if args.device == "cpu" else draw_sets(sets, args.device)
 
 
 def test_sets(args: SetArgs) -> Tensor:
-    """Return the sets of the test set."""
-    return sets_of(args)[-(args.num_sets // 10) :]
+    """Return the test set (B, N, D)."""
+    return all_sets(args)[-(args.num_sets // 10) :]
 
 
 class SetTask:
-    """Sets (B, N, D), and vectors (B, D) to predict from them."""
+    """The task of predicting a vector (B, D) from a set (B, N, D)."""
 
-    def __init__(self, args: SetArgs, targets_of: Callable[[Tensor], Tensor]) -> None:
-        """Take the sets, and compute the targets."""
-        self.args, self.sets = args, sets_of(args)
-        self.targets = targets_of(self.sets)
+    def __init__(self, args: SetArgs, make_targets: Callable[[Tensor], Tensor]) -> None:
+        """Load the sets, and compute the targets (num_sets, D)."""
+        self.args, self.sets = args, all_sets(args)
+        self.targets = make_targets(self.sets)
         self.num_samples, self.num_test = len(self.sets), len(self.sets) // 10
 
-    def network(self, pool: str, seed: int) -> Network:
-        """Make the network with one of the heads."""
-        return set_network(training.shape(self.args), self.args.num_features, pool, seed)
+    def network(self, pooling: str, seed: int) -> Network:
+        """Make the network with one of the pooling heads."""
+        return set_network(experiment.encoder_config(self.args), self.args.num_features, pooling, seed)
 
     def draw(self, index: Tensor, chance: Chance) -> Tensor:
-        """Return no numbers: sets are shown as they are."""
+        """Return no random numbers (B, 0): sets are not augmented."""
         return index.new_empty(len(index), 0)
 
     def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -97,15 +102,15 @@ class SetTask:
         return (outputs - targets).square().mean()
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the squared error of each set, a mean over features (B,)."""
+        """Return the squared error of each set (B,), averaged over features."""
         return (outputs - targets).square().mean(dim=1)
 
 
-def sets_as_in_the_paper(args: SetArgs) -> bool:
-    """Tell whether the sets have the paper's sizes."""
+def has_paper_sets(args: SetArgs) -> bool:
+    """Return whether the sets have the paper's sizes."""
     return (args.num_vectors, args.num_features) == (128, 16)
 
 
-def as_in_the_paper(args: SetArgs) -> bool:
-    """Tell whether the sets and the network have the paper's sizes."""
-    return sets_as_in_the_paper(args) and (args.width, args.layers) == (16, 12)
+def has_paper_sizes(args: SetArgs) -> bool:
+    """Return whether the sets and the network have the paper's sizes."""
+    return has_paper_sets(args) and (args.embed_dim, args.num_layers) == (16, 12)

@@ -1,11 +1,12 @@
 """The paper's synthetic data set (Section 4.1, appendix "Synthetic Dataset Construction Parameters"), and its targets.
 
-A set is N vectors of d features. Each feature, a column, has a distribution of its own: as many columns normal,
-exponential and uniform, what is left over of a random kind, in shuffled order. All is divided by sqrt(d). The rate of
-the exponential is its mean, as NumPy's `scale`: only so do the paper's naive baselines come out.
+A set has N vectors of D features. Each feature has its own distribution. A third of the features each are normal,
+exponential and uniform, any remaining ones are of a random kind, and their order is shuffled. All values are divided by
+sqrt(D). The paper's "rate" of the exponential distribution is taken as its mean, like NumPy's `scale`: only then do the
+paper's naive baselines come out.
 
-A set follows from the seed and its number alone, see `chance`: devices differ in rounding only. `B` sets, `N` vectors,
-`D` features, the target vector first.
+A set depends only on the seed and its number, see `chance`; devices differ only by rounding. Shapes: `B` sets, `N`
+vectors, the target first, `D` features.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from noisy_envs.randomness import STREAM
 from noisy_envs.training.files import replacing
 from noisy_envs.validation import check_count
 
-BLOCK, GPU_BLOCK = 512, 4096  # sets that are drawn at a time; of a few the caches hold what is computed on the way
-VERSION = 2  # of the values; part of the file's name
+BLOCK, GPU_BLOCK = 512, 4096  # sets drawn at a time; on a CPU the intermediate results of one block fit in the caches
+VERSION = 2  # of the values, part of the file name
 KINDS = 3  # normal, exponential, uniform
 
 
 class Sets(NamedTuple):
-    """What a data set depends on."""
+    """Sizes and seed of a data set."""
 
     num_sets: int = 1_000_000
     num_vectors: int = 128
@@ -41,18 +42,18 @@ class Sets(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Name the file that holds it."""
+        """Return the name of the data set's file."""
         return f"sets-v{VERSION}-seed{self.seed}-{self.num_sets}x{self.num_vectors}x{self.num_features}.npy"
 
     def check(self) -> None:
-        """Raise ValueError, naming a number that is out of range."""
-        for name, least in (("num_sets", 1), ("num_features", 1), ("seed", 0)):
-            check_count(name, getattr(self, name), least, may_be_range=False)
+        """Raise ValueError if a number is out of range, naming it."""
+        for name, minimum in (("num_sets", 1), ("num_features", 1), ("seed", 0)):
+            check_count(name, getattr(self, name), minimum, may_be_range=False)
         check_count("num_vectors", self.num_vectors, 2, may_be_range=False, maximum=STREAM // self.num_features)
 
 
 def draw(sets: Sets, items: Tensor) -> Tensor:
-    """Draw some sets (B, N, D), float32, by their numbers (B,), int64, where these are."""
+    """Draw sets (B, N, D), float32, by their numbers (B,), int64, on the same device."""
     n, d = sets.num_vectors, sets.num_features
     each, rest = divmod(d, KINDS)
     counts = (d, d, d, d, rest, n * each, n * each, n * each, n * rest)
@@ -73,60 +74,60 @@ def draw(sets: Sets, items: Tensor) -> Tensor:
 
 
 def _normal(numbers: Tensor) -> Tensor:
-    """Turn numbers from U[0, 1), of 24 bits, in their place into numbers from Normal(0, 1), the largest ±5.4."""
+    """Transform numbers from U[0, 1), of 24 bits, in place to Normal(0, 1), within ±5.4."""
     return numbers.mul_(2).sub_(1 - 2**-24).erfinv_().mul_(math.sqrt(2))
 
 
 def _exponential(numbers: Tensor) -> Tensor:
-    """Turn numbers from U[0, 1) in their place into numbers from Exponential(1)."""
+    """Transform numbers from U[0, 1) in place to Exponential(1)."""
     return numbers.neg_().log1p_().neg_()
 
 
 def draw_sets(sets: Sets, device: str = "cpu") -> Tensor:
-    """Draw all sets (num_sets, N, D) into the memory of a device."""
+    """Draw all sets (num_sets, N, D) on a device."""
     sets.check()
     items = torch.arange(sets.num_sets, device=device)
     block = BLOCK if items.device.type == "cpu" else GPU_BLOCK
     values = torch.empty(sets[:3], device=device)
-    for part, some in zip(values.split(block), items.split(block), strict=True):
-        part.copy_(draw(sets, some))
+    for part, numbers in zip(values.split(block), items.split(block), strict=True):
+        part.copy_(draw(sets, numbers))
     return values
 
 
 def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
-    """Return all sets (num_sets, N, D) from a file in `folder`, mapped to memory; the first call writes it.
+    """Return all sets (num_sets, N, D) from a memory-mapped file in `folder`; the first call writes the file.
 
     Raises:
-        ValueError: `sets` or `workers` is out of range, or a file of that name holds something else.
-        OSError: the file can not be written.
+        ValueError: `sets` or `workers` is out of range, or the file has other content.
+        OSError: the file cannot be written.
     """
     sets.check()
     if workers < 1:
-        raise ValueError(f"workers={workers}: must be at least 1")
+        raise ValueError(f"workers={workers}: expected at least 1")
     path = folder / sets.file_name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write(sets, path, workers)
     try:
-        with np.errstate(over="raise"):  # of sizes, which NumPy multiplies
-            values = np.lib.format.open_memmap(path, mode="c")  # changes would not reach the file
+        with np.errstate(over="raise"):  # the product of the sizes in a crafted header
+            values = np.lib.format.open_memmap(path, mode="c")  # changes stay in memory
     except (ValueError, EOFError, ArithmeticError) as error:
         raise ValueError(f"{path} is no file of sets ({error}): delete it, and it is written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:
-        raise ValueError(f"{path} holds {values.dtype} {values.shape}, not float32 {sets[:3]}: delete it")
+        raise ValueError(f"{path} holds {values.dtype} {values.shape}, expected float32 {sets[:3]}: delete it")
     return torch.from_numpy(values)
 
 
 def _write(sets: Sets, path: Path, workers: int) -> None:
-    """Make the file; Windows renames none that is open or mapped."""
+    """Write the file; `_fill` closes its map, because Windows renames no open or mapped file."""
     with replacing(path) as part:
         _fill(sets, part, workers)
 
 
 def _fill(sets: Sets, path: Path, workers: int) -> None:
-    """Draw blocks in threads (torch holds no lock while it draws), each into its own part of the file."""
+    """Draw blocks in threads, each into its own part of the file; torch releases the interpreter lock meanwhile."""
     values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=sets[:3])
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process later
+    if hasattr(os, "posix_fallocate"):  # a full disk raises an error here; later it would kill the process
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
@@ -139,18 +140,18 @@ def _fill(sets: Sets, path: Path, workers: int) -> None:
 
 
 def nearest(sets: Tensor, k: int) -> Tensor:
-    """Return how much each vector counts as one of the k nearest to the first, of sets (B, N, D): (B, N).
+    """Return the shares (B, N) of vectors among the k nearest neighbors of the first one, for sets (B, N, D).
 
-    Vectors nearer than the k-th count 1, those farther 0. Those as far as the k-th share alike what is left of k, so
-    that the order of vectors changes nothing. With k = N all N - 1 others count 1. The first is left out by its place:
-    its duplicates are neighbours.
+    Vectors nearer than the k-th have the share 1, those farther away 0. Vectors as far away as the k-th share the rest
+    of k equally, so that the order of vectors does not matter. With k = N all N - 1 others have the share 1. The first
+    vector itself is excluded, its duplicates are not.
 
     Raises:
         ValueError: k is not from 1 to N.
     """
     num_vectors = sets.shape[1]
     if not 1 <= k <= num_vectors:
-        raise ValueError(f"k={k}: must be from 1 to {num_vectors}, the vectors of a set")
+        raise ValueError(f"k={k}: expected a number from 1 to {num_vectors}, the vectors of a set")
     k = min(k, num_vectors - 1)
     distances = (sets[:, 1:] - sets[:, :1]).square().sum(dim=2)  # (B, N - 1)
     farthest = distances.topk(k, dim=1, largest=False, sorted=False).values.amax(dim=1, keepdim=True)
@@ -160,12 +161,12 @@ def nearest(sets: Tensor, k: int) -> Tensor:
 
 
 def centroids(sets: Tensor, k: int, batch: int = 1000) -> Tensor:
-    """Return the means (B, D) of the k nearest to the first vector, of sets (B, N, D), a batch at a time.
+    """Return the means (B, D) of the k nearest neighbors of the first vectors, for sets (B, N, D).
 
     Vectors that tie for the last place count in part, see `nearest`.
     """
-    found = []
-    for some in sets.split(batch):
-        shares = nearest(some, k)
-        found.append((shares.unsqueeze(2) * some).sum(dim=1) / shares.sum(dim=1, keepdim=True))
-    return torch.cat(found)
+    means = []
+    for part in sets.split(batch):
+        shares = nearest(part, k)
+        means.append((shares.unsqueeze(2) * part).sum(dim=1) / shares.sum(dim=1, keepdim=True))
+    return torch.cat(means)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import noisy_envs
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 
 
 def test_the_wheel_is_what_is_tested():
@@ -27,7 +27,7 @@ def test_every_id_plays_and_has_references(env_id):
     assert env.step(env.action_space.sample())[0].dtype == np.float32
     assert env.render().dtype == np.uint8
     env.close()
-    random, oracle = reference_returns(env_id)
+    random, oracle = baseline_returns(env_id)
     assert random < oracle
 
 

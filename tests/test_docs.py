@@ -14,19 +14,20 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, make
+from cases import GAME_IDS
+from helpers import make
 
 import noisy_envs
-from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.baselines import baseline_returns, play_baseline
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 from noisy_envs.rendering.window import Window
 from noisy_envs.training.process import stop_signals
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = {
-    f"{path.name}-{number}": block
+    f"{path.relative_to(ROOT)}-{number}": block
     for path in [*PAGES, *sorted((ROOT / "noisy_envs").rglob("*.py"))]
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 }
@@ -41,7 +42,7 @@ def test_program_in_the_text(block, capsys):
         pytest.importorskip("torch")
     exec(compile(block, "block", "exec"), {"__name__": "block"})
     shown = capsys.readouterr().out.splitlines()
-    for printed in re.findall(r"^print\(.*\)  # ([\d(].*)$", block, re.MULTILINE):  # what the text says is printed
+    for printed in re.findall(r"^print\(.*\)  # ([\d(\[].*)$", block, re.MULTILINE):  # what the text says is printed
         assert printed in shown
 
 
@@ -75,22 +76,29 @@ def test_command_in_the_text(script, monkeypatch, capsys, handlers):
 EXAMPLES = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "play.py"]  # that one waits
 UNSEEN = {"record_gif.py": ["PIL"], "record_video.py": ["moviepy"]}  # what an example needs and does not itself import
 LEARN = ("rllib_ppo.py", "stable_baselines.py", "torch_rollout.py", "torchrl_ppo.py")
-FOREIGN = dict.fromkeys(("rllib_ppo.py", "torchrl_ppo.py"), pytest.mark.filterwarnings("default"))  # warn of themselves
+OTHER = dict.fromkeys(("rllib_ppo.py", "torchrl_ppo.py"), pytest.mark.filterwarnings("default"))  # warn of themselves
+# what lets those that learn for many seconds do no more than begin
+SHORT = {"stable_baselines.py": ["noisy_envs/SimpleCentroid-v0", "2048"], "torch_rollout.py": ["--updates", "16"]}
+RUNS = [pytest.param(name, words, id=f"{name}-short") for name, words in SHORT.items()]
+RUNS += [
+    pytest.param(name, [], id=name, marks=pytest.mark.process if name in SHORT else OTHER.get(name, ()))
+    for name in EXAMPLES
+]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=FOREIGN.get(name, ())) for name in EXAMPLES])
-def test_example(name, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "words"), RUNS)
+def test_example(name, words, monkeypatch, tmp_path, capsys):
     path = ROOT / "examples" / name
     imported = re.findall(r"^(?:import|from) (?!noisy_envs)([\w.]+)", path.read_text(), re.MULTILINE)
     for module in [*imported, *UNSEEN.get(name, [])]:
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "argv", [str(path), *words])
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))  # examples may add to it
     runpy.run_path(str(path), run_name="__main__")
     if name == "noise_sweep.py":  # noise alone varies
         assert len(set(re.findall(r"random .*", capsys.readouterr().out))) == 1
-    if name in LEARN:
+    if name in LEARN and not words:
         first, *_, last = map(float, re.findall(r"return (-[\d.]+)", capsys.readouterr().out))
         assert last > first + 0.3  # of the 1.5 between random play and the oracle
 
@@ -105,9 +113,9 @@ def test_a_film_of_an_oracle_needs_one(monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_readme_lists_every_example():
-    row = r"^\| \[(\w+\.py)\]\(examples/\1\) \|.*\| `pip install .*` \|$"
-    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_examples_page_lists_every_example():
+    row = r"^\| \[(\w+\.py)\]\(\1\) \|.*\| `pip install .*` \|$"
+    rows = re.findall(row, (ROOT / "examples" / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -128,7 +136,7 @@ def test_citations_are_those_of_the_file_for_programs():
 ARROWS = ("K_UP", "K_DOWN", "K_LEFT", "K_RIGHT")
 
 
-@pytest.mark.parametrize("env_id", GAMES.values(), ids=list(GAMES))
+@pytest.mark.parametrize("env_id", GAME_IDS.values(), ids=list(GAME_IDS))
 def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
     """The oracle's way where the world waits for a key; else two keys are held for five frames, and let go for five."""
     import pygame
@@ -138,15 +146,15 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
     step = TokenEnv.step
     monkeypatch.setattr(TokenEnv, "step", lambda self, action: (taken.append(action), step(self, action))[1])
     arrows = [getattr(pygame, name) for name in ARROWS]
-    if env.core.num_actions == 4:
+    if env.game.num_actions == 4:
         expected, ended = [], False
         while not ended:
-            expected.append(int(env.core.policy("oracle", env._episode.state, np.zeros((1, 1)))[0, 0]))
+            expected.append(int(env.game.policy("oracle", env._episode.state, np.zeros((1, 1)))[0, 0]))
             frames += [[(pygame.KEYDOWN, arrows[expected[-1]])], [(pygame.KEYUP, arrows[expected[-1]])]]
             _, _, ended, _, _ = env.step(expected[-1])
         taken.clear()
     else:
-        continuous = env.core.continuous_actions
+        continuous = env.game.continuous_actions
         held = arrows[:3:2] if continuous else arrows[:1]  # up and left, or up
         frames = [[(pygame.KEYDOWN, key) for key in held], *[[]] * 4, [(pygame.KEYUP, key) for key in held], *[[]] * 4]
         expected = [[0, 1, 0, 0, 1]] * 5 + [[0] * 5] * 5 if continuous else [4] * 5 + [0] * 5
@@ -158,7 +166,7 @@ def test_arrow_keys_play(env_id, dummy_display, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_path(str(ROOT / "examples" / "play.py"), run_name="__main__")
     assert np.array_equal(taken[: len(expected)], expected)
-    assert ("return 11.00, solved" in capsys.readouterr().out) == env.core.terminates
+    assert ("return 11.00, solved" in capsys.readouterr().out) == env.game.terminates
 
 
 def test_closing_the_window_ends_play(dummy_display, monkeypatch):
@@ -207,22 +215,22 @@ def test_gallery_shows_every_id(env_id):
     assert 0 < film.stat().st_size < 600_000
 
 
-@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
-def test_docstring_has_gymnasiums_headings_and_every_option(core):
+@pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
+def test_docstring_has_gymnasiums_headings_and_every_option(game):
     headings = "Description, Action Space, Observation Space, Rewards, Starting State, Episode End, Arguments"
-    found = list(make_pages["sections"](core))
+    found = list(make_pages["sections"](game))
     assert found == [*headings.split(", "), "Differences", "Version History"]
-    missing = dataclasses.make_dataclass(core.__name__, [("unknown", int, 1)], bases=(core,), frozen=True)
+    missing = dataclasses.make_dataclass(game.__name__, [("unknown", int, 1)], bases=(game,), frozen=True)
     with pytest.raises(ValueError, match="says nothing of unknown"):
-        make_pages["with_table"](make_pages["sections"](core)["Arguments"], missing)
+        make_pages["with_table"](make_pages["sections"](game)["Arguments"], missing)
 
 
 @pytest.mark.parametrize("env_id", noisy_envs.ENVIRONMENTS)
 def test_references_are_what_the_table_says(env_id):
-    table = json.loads((ROOT / "noisy_envs" / "reference_returns.json").read_text())
-    for name, value in reference_returns(env_id)._asdict().items():
+    table = json.loads((ROOT / "noisy_envs" / "baseline_returns.json").read_text())
+    for name, value in baseline_returns(env_id)._asdict().items():
         error = table["standard_errors"][env_id][name] * math.sqrt(table["episodes"] / 300)
-        assert play_reference(env_id, name, episodes=300, seed=5).mean() == pytest.approx(value, abs=5 * error)
+        assert play_baseline(env_id, name, episodes=300, seed=5).mean() == pytest.approx(value, abs=5 * error)
 
 
 def test_runs_are_drawn_beside_each_other(tmp_path):
@@ -238,9 +246,19 @@ def test_runs_are_drawn_beside_each_other(tmp_path):
     assert wrong.returncode == 2 and "'three=nowhere' must be LABEL=FOLDER" in wrong.stderr
 
 
+def test_the_readmes_figure_is_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["plot_noise.py", str(tmp_path / "noise.png")])
+    read_scores = runpy.run_path(str(ROOT / "tools" / "plot_noise.py"), run_name="__main__")["read_scores"]
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert read_scores(page, "SimpleTag")[1] == [(0.39, 0.17, 0.77), (0.1, 0.08, 0.11)]
+    assert read_scores(page, "head")[3][0] == (1.053, 1.05, 1.055)
+
+
 def test_unknown_id_has_no_references():
     with pytest.raises(KeyError, match="Nothing"):
-        reference_returns("noisy_envs/Nothing-v0")
+        baseline_returns("noisy_envs/Nothing-v0")
 
 
 def test_benchmark_runs():

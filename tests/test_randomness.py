@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from noisy_envs.randomness import MASK, MAX_SEED, Draws, _mix, episode_key, uniforms
+from noisy_envs.randomness import MASK, MAX_SEED, IntegerStream, _mix, episode_key, uniforms
 
 COUNT = 1 << 18
 SIGMAS = 5.0  # standard deviations of the normal law; nothing here is random, so a test passes always or never
@@ -179,8 +179,11 @@ STORED = {
 
 @pytest.mark.parametrize("count", [1, 2, 7, 42])
 def test_scalar_draws_are_uniform_along_seeds_and_within_one(count):
-    one = Draws(0)
-    for drawn in ([Draws(seed).below(count) for seed in range(SCALAR)], [one.below(count) for _ in range(SCALAR)]):
+    one = IntegerStream(0)
+    for drawn in (
+        [IntegerStream(seed).below(count) for seed in range(SCALAR)],
+        [one.below(count) for _ in range(SCALAR)],
+    ):
         assert min(drawn) == 0 and max(drawn) == count - 1
         fair(np.bincount(drawn, minlength=count), SCALAR / count)
 
@@ -188,37 +191,37 @@ def test_scalar_draws_are_uniform_along_seeds_and_within_one(count):
 def test_scalar_draws_of_one_seed_are_independent():
     pairs = np.zeros((8, 8))
     for seed in range(SCALAR):
-        draws = Draws(seed)
-        pairs[draws.below(8), draws.below(8)] += 1
+        stream = IntegerStream(seed)
+        pairs[stream.below(8), stream.below(8)] += 1
     fair(pairs, SCALAR / 64)
 
 
 def test_between_includes_both_ends():
-    draws = Draws(3)
-    assert {draws.between(-2, 1) for _ in range(200)} == {-2, -1, 0, 1}
-    assert {draws.between(5, 5) for _ in range(5)} == {5}
+    stream = IntegerStream(3)
+    assert {stream.between(-2, 1) for _ in range(200)} == {-2, -1, 0, 1}
+    assert {stream.between(5, 5) for _ in range(5)} == {5}
 
 
 @pytest.mark.parametrize(("count", "size"), [(4, 4), (5, 2), (3, 0)])
 def test_a_sample_is_a_fair_arrangement(count, size):
     possible = list(permutations(range(count), size))
-    drawn = Counter(tuple(Draws(seed).sample(count, size)) for seed in range(SCALAR))
+    drawn = Counter(tuple(IntegerStream(seed).sample(count, size)) for seed in range(SCALAR))
     assert set(drawn) == set(possible)
     fair([drawn[one] for one in possible], SCALAR / len(possible))
 
 
 @pytest.mark.parametrize("places", [[0], [400], [0, 1, 2], [3, 64, 65, 127, 128, 399], list(range(1, 81, 3))])
 def test_a_member_is_any_bit_equally_often(places):
-    draws, bits = Draws(1), sum(1 << place for place in places)
-    drawn = Counter(draws.member(bits) for _ in range(SCALAR))
+    stream, bits = IntegerStream(1), sum(1 << place for place in places)
+    drawn = Counter(stream.member(bits) for _ in range(SCALAR))
     assert set(drawn) == set(places)
     fair([drawn[place] for place in places], SCALAR / len(places))
 
 
 def test_scalar_draws_never_change():
     def some(seed):
-        draws = Draws(seed)
-        return [draws.below(1000) for _ in range(3)] + draws.sample(9, 3) + [draws.member(0b1011010)]
+        stream = IntegerStream(seed)
+        return [stream.below(1000) for _ in range(3)] + stream.sample(9, 3) + [stream.member(0b1011010)]
 
     assert {seed: some(seed) for seed in (0, 1, 2**32, MAX_SEED)} == STORED
 

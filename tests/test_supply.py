@@ -1,5 +1,7 @@
 """What we depend on: the lock file, the lower bounds, and no network."""
 
+import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import tomllib
 import warnings
 
 import pytest
-from conftest import ROOT, TINY, with_path
+from helpers import ROOT, TINY, with_path
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -94,8 +96,8 @@ for name in names:
     if "triton" not in name:  # a package that torch for a CPU does not bring
         importlib.import_module(name)
 assert len(names) > 50
-sys.modules["ppo_adapool"].main(TINY + ["--total-timesteps", "128"])
-sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pools": "avgpool", "--out": "out"}
+noisy_envs.training.main.main(sys.modules["ppo_adapool"], TINY + ["--total-timesteps", "128"])
+sets = {"--num-sets": 60, "--num-vectors": 6, "--epochs": 1, "--seeds": 1, "--pooling": "avgpool", "--out": "out"}
 sys.modules["aggregation"].main([str(word) for pair in sets.items() for word in pair])
 """
 
@@ -148,3 +150,34 @@ def test_every_file_that_asks_for_a_gpu_is_run_on_one():
     assert asking
     run = [ROOT / "tests" / name for name in listed.split()]
     assert all(any(path.is_relative_to(place) for place in run) for path in asking)
+
+
+def imports_of(path, modules):
+    """Return which of the modules a file imports, in functions too, but not for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    left_out = {id(inner) for node in for_types for inner in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in left_out:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in names}
+    return found & modules.keys()
+
+
+def test_no_import_is_circular():
+    package = ROOT / "noisy_envs"
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in package.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = {name: imports_of(path, modules) - {name} for name, path in modules.items()}
+    assert sum(map(len, graph.values())) > 100
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+def test_each_folder_says_what_belongs_there_and_the_root_holds_ten_modules_at_most():
+    package = ROOT / "noisy_envs"
+    assert len(list(package.glob("*.py"))) <= 10
+    for folder in (path for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"):
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import load_supervised
+from helpers import load_supervised
 
 from noisy_envs import simple_centroid_v0
 from noisy_envs.games.simple_centroid import SimpleCentroid
@@ -51,9 +51,9 @@ CENTROID, TAG, BOX = "noisy_envs/SimpleCentroid-v0", "noisy_envs/SimpleTag-v0", 
 def test_ranges_of_games_are_taken_in_any_form(kind: str, env_id: str, option: str) -> None:
     given = {option: RANGES[kind](5, 7)}
     for env in (gymnasium.make(env_id, **given), gymnasium.make_vec(env_id, 2, **given)):
-        found = getattr(env.unwrapped.core, option)
+        found = getattr(env.unwrapped.game, option)
         assert found == (5, 7) and {type(found), *map(type, found)} == {tuple, int}
-        hash(env.unwrapped.core)
+        hash(env.unwrapped.game)
 
 
 @each_range
@@ -74,7 +74,7 @@ def test_a_spec_records_what_json_can_hold() -> None:
 
 def test_ranges_of_pettingzoo_and_of_your_own_games() -> None:
     env = simple_centroid_v0.parallel_env(num_noise=Listed(0, 3))
-    assert env.unwrapped.core == SimpleCentroid(num_noise=(0, 3))
+    assert env.unwrapped.game == SimpleCentroid(num_noise=(0, 3))
     for kind in RANGES.values():  # a game that keeps what it is given
         check_count("num_pebbles", kind(2, 4), minimum=0)
         assert (lowest(kind(2, 4)), highest(kind(2, 4))) == (2, 4)
@@ -112,10 +112,16 @@ def test_padding_is_a_number(padding: float) -> None:
 def test_settings_of_supervised_runs_are_taken_in_any_form(tmp_path: Path) -> None:
     pytest.importorskip("tyro")
     knn_centroid = load_supervised("knn_centroid")
-    given = knn_centroid.Args(out=tmp_path, seeds=Listed(1, 2), folds=np.array([1, 3]), epochs=np.int64(2), ks=[1, 4])
-    assert given == knn_centroid.Args(out=tmp_path, seeds=(1, 2), folds=(1, 3), epochs=2, ks=(1, 4))
+    given = knn_centroid.Args(
+        out=tmp_path,
+        seeds=Listed(1, 2),
+        folds=np.array([1, 3]),
+        epochs=np.int64(2),
+        num_neighbors=[1, 4],
+    )
+    assert given == knn_centroid.Args(out=tmp_path, seeds=(1, 2), folds=(1, 3), epochs=2, num_neighbors=(1, 4))
     assert type(given.epochs) is int and given.folds == (1, 3)
-    knn_centroid.training.check(given, ["adapool", *given.pools])
+    knn_centroid.experiment.check(given, ["adapool", *given.pooling])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_settings_of_supervised_runs_are_taken_in_any_form(tmp_path: Path) -> No
 )
 def test_queries_are_taken_in_any_form(query: Any, places: tuple[int, ...]) -> None:
     pooling = pytest.importorskip("noisy_envs.nn.pooling")
-    found = pooling.AdaPool(8, 2, query).places
+    found = pooling.AdaPool(8, 2, query).query_source
     assert found == places and {*map(type, found)} == {int}
 
 

@@ -33,9 +33,9 @@ def episode(env_id: str) -> list[np.ndarray]:
 
     def picture() -> np.ndarray:
         weights = None
-        if isinstance(env.core, BoxWorld):
+        if isinstance(env.game, BoxWorld):
             weights = 0.3 * env.token_spec.mask(tokens)
-            weights[env.token_spec.query] = 1.0
+            weights[env.token_spec.query_index] = 1.0
         shown: np.ndarray = env.render(weights)
         return shown
 
@@ -43,7 +43,7 @@ def episode(env_id: str) -> list[np.ndarray]:
     while not ended:
         worlds = type(env.state)._make(field[None] for field in env.state)  # a batch of one
         u = np.zeros((1, 1, *env.action_space.shape), np.float32)  # the oracle leaves nothing to chance
-        tokens, _, terminated, truncated, _ = env.step(env.core.policy("oracle", worlds, u, slice(0, 1))[0, 0])
+        tokens, _, terminated, truncated, _ = env.step(env.game.policy("oracle", worlds, u, slice(0, 1))[0, 0])
         frames.append(picture())
         ended = terminated or truncated
     env.close()
@@ -52,9 +52,9 @@ def episode(env_id: str) -> list[np.ndarray]:
 
 def seed(env_id: str) -> int:
     """Return `SEED`, plus the number of ids before this one that play alike."""
-    cores = {other: gymnasium.make(other).unwrapped.core for other in ENVIRONMENTS}  # type: ignore[attr-defined]
-    before = list(cores)[: list(cores).index(env_id)]
-    return SEED + sum(cores[other] == cores[env_id] for other in before)
+    games = {other: gymnasium.make(other).unwrapped.game for other in ENVIRONMENTS}  # type: ignore[attr-defined]
+    before = list(games)[: list(games).index(env_id)]
+    return SEED + sum(games[other] == games[env_id] for other in before)
 
 
 def small(frames: list[np.ndarray]) -> list[np.ndarray]:

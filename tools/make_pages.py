@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium
 
 from noisy_envs import ENVIRONMENTS
-from noisy_envs.baselines import reference_returns
-from noisy_envs.registration import CORES, PARALLEL
+from noisy_envs.baselines import baseline_returns
+from noisy_envs.registration import GAMES, PARALLEL
 from noisy_envs.training.files import write_atomically
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -27,7 +27,7 @@ ARGUMENT = re.compile(r"^\* ((?:`\w+`(?:, )?)+): (.*(?:\n  .*)*)\n?", re.MULTILI
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
-    return {"index.md": overview()} | {f"{game}.md": page(game) for game in CORES}
+    return {"index.md": overview()} | {f"{game}.md": page(game) for game in GAMES}
 
 
 def ids(game: str) -> list[str]:
@@ -53,47 +53,47 @@ def overview() -> str:
         f"{made['seed']} (of ids that play alike, the next), commit {made['commit']}. Signal and noise differ in "
         "lightness and shape, not in hue alone. In BoxWorld's films borders mark tokens, the widest the agent's.\n",
     ]
-    for game, core in CORES.items():
-        parts += [f"## {core.__name__}\n", f"{summary(core)} [All about it]({game}.md).\n", '<div class="gallery">']
+    for name, game in GAMES.items():
+        parts += [f"## {game.__name__}\n", f"{summary(game)} [All about it]({name}.md).\n", '<div class="gallery">']
         parts += [
             f"<figure>{film(env_id, 330)}<figcaption><code>{env_id}</code></figcaption></figure>"
-            for env_id in ids(game)
+            for env_id in ids(name)
         ]
         parts += ["</div>\n"]
     return "\n".join(parts)
 
 
-def page(game: str) -> str:
+def page(name: str) -> str:
     """Describe a game: its ids, and the docstring under Gymnasium's headings."""
-    core: Any = CORES[game]
-    first = ids(game)[0]
+    game: Any = GAMES[name]
+    first = ids(name)[0]
     env: Any = gymnasium.make(first).unwrapped
     parts = [
         HEAD,
-        f"# {core.__name__}\n",
+        f"# {game.__name__}\n",
         film(first, 400) + "\n",
-        summary(core) + "\n",
+        summary(game) + "\n",
         "| | |\n|---|---|",
         f"| Action space | `{env.action_space}` |",
         f"| Observation space | `Box({env.observation_space.shape}, {env.observation_space.dtype})` |",
         f'| Made by | `gymnasium.make("{first}")` |',
     ]
-    parts += [f"| Render modes | {', '.join(f'`{mode}`' for mode in core.render_modes)} |"]
+    parts += [f"| Render modes | {', '.join(f'`{mode}`' for mode in game.render_modes)} |"]
     parts += [f"| Several agents | `noisy_envs.{module}` |" for module, general in PARALLEL.items() if general == first]
-    parts += ["", "## Ids\n", table_of_ids(game)]
-    for heading, text in sections(core).items():
-        parts += [f"## {heading}\n", with_table(text, core) if heading == "Arguments" else text, ""]
+    parts += ["", "## Ids\n", table_of_ids(name)]
+    for heading, text in sections(game).items():
+        parts += [f"## {heading}\n", with_table(text, game) if heading == "Arguments" else text, ""]
     return "\n".join(parts)
 
 
-def summary(core: type) -> str:
+def summary(game: type) -> str:
     """Return the first line of a docstring."""
-    return inspect.getdoc(core).split("\n")[0]  # type: ignore[union-attr]
+    return inspect.getdoc(game).split("\n")[0]  # type: ignore[union-attr]
 
 
-def sections(core: type) -> dict[str, str]:
+def sections(game: type) -> dict[str, str]:
     """Return the parts of a docstring by their headings."""
-    found = re.split(r"^## (.*)\n", inspect.getdoc(core) or "", flags=re.MULTILINE)[1:]
+    found = re.split(r"^## (.*)\n", inspect.getdoc(game) or "", flags=re.MULTILINE)[1:]
     return {heading: text.strip() for heading, text in zip(found[::2], found[1::2], strict=True)}
 
 
@@ -105,10 +105,10 @@ def table_of_ids(game: str) -> str:
         tokens, info = env.reset(seed=0)
         options = ", ".join(f"`{name}={value!r}`" for name, value in ENVIRONMENTS[env_id][1].items())
         snr = f"{info['signal_mask'].sum()}/{env.token_spec.mask(tokens).sum()}"
-        returns = " | ".join(f"{value:.3f}".replace("-", "−") for value in reference_returns(env_id))
+        returns = " | ".join(f"{value:.3f}".replace("-", "−") for value in baseline_returns(env_id))
         rows.append(f"| `{env_id}` | {options or 'defaults'} | `{tokens.shape}` | {snr} | {returns} |")
     made = json.loads(
-        (Path(inspect.getfile(reference_returns)).parent / "reference_returns.json").read_text(encoding="utf-8")
+        (Path(inspect.getfile(baseline_returns)).parent / "baseline_returns.json").read_text(encoding="utf-8")
     )
     rows.append(
         "\nObservations are tokens × features; SNR is the [signal-to-noise ratio](../../README.md#first-episode). "
@@ -118,9 +118,9 @@ def table_of_ids(game: str) -> str:
     return "\n".join(rows)
 
 
-def with_table(text: str, core: type) -> str:
+def with_table(text: str, game: type) -> str:
     """Turn the list of arguments into a table with their defaults; what else there is stays below."""
-    defaults = {field.name: field.default for field in dataclasses.fields(core)}
+    defaults = {field.name: field.default for field in dataclasses.fields(game)}
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for listed, meaning in ARGUMENT.findall(text):
         names = re.findall(r"\w+", listed)
@@ -128,7 +128,7 @@ def with_table(text: str, core: type) -> str:
         shown = dict.fromkeys(f"`{value:,}`" if type(value) is int else f"`{value!r}`" for value in values)
         rows.append(f"| {listed} | {', '.join(shown)} | {' '.join(meaning.split())} |")
     if defaults:
-        raise ValueError(f"the docstring of {core.__name__} says nothing of {', '.join(defaults)}")
+        raise ValueError(f"the docstring of {game.__name__} says nothing of {', '.join(defaults)}")
     return "\n".join([*rows, "", ARGUMENT.sub("", text).strip()]).strip()
 
 

@@ -20,6 +20,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "examples/README.md": "examples.md",
 }
 FOLDERS = ("agents", "benchmarks", "examples", "supervised", "tools")
 LINK = re.compile(r'(\]\(|src=")([^)"#:\s]+)')
@@ -43,7 +44,8 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
             lines.append(f"| [{path.name}]({path.name}.md) | {said} |")
             shown = f"---\nsearch: {{exclude: true}}\n---\n# {folder}/{path.name}\n\n~~~~~python\n{text}~~~~~\n"
             files.append(File.generated(config, f"source/{folder}/{path.name}.md", content=shown))
-        files.append(File.generated(config, f"source/{folder}/index.md", content="\n".join(lines) + "\n"))
+        if f"{folder}/README.md" not in PAGES:
+            files.append(File.generated(config, f"source/{folder}/index.md", content="\n".join(lines) + "\n"))
     return files
 
 

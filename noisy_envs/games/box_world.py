@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace, take_rows
+from noisy_envs.arrays import Array, as_numpy, gather_rows, namespace, outside_inference_mode
 from noisy_envs.games import box_world_levels
-from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Bank, Level, Recipe
+from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Level, LevelCache, LevelConfig
 from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
@@ -36,13 +36,13 @@ PALETTE = np.array([
 class State(NamedTuple):
     """A batch of worlds, int64. Cells are numbered row by row over the picture, field and frame."""
 
-    thing: (
+    objects: (
         Array  # (B, M, 2) cell, colour: the agent, the key (cell 0 if held), each box's content and lock; absent last
     )
-    outcome: Array  # (B, K) what opening a box brings about: OPENED_BOX, SOLVED, DEAD_END; 0 for none
+    box_outcomes: Array  # (B, K) what opening a box brings about: OPENED_BOX, SOLVED, DEAD_END; 0 for none
     size: Array  # (B,) cells along a side of the field
     level: Array  # (B,) number of the level, −1 for a drawn one
-    event: Array  # (B,) what the step that led here brought about
+    outcome: Array  # (B,) what the step that led here brought about
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class BoxWorld(SingleAgentGame):
     A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the
     loose key, and each free cell can be reached from each other, so that every level can be solved, if not within
     `max_steps`. A level's number makes the same level everywhere; of small fields with one box several numbers make one
-    level (2,280 on size 3), so that banks of other numbers are not of other levels, see `BoxWorld.known`.
+    level (2,280 on size 3), so that banks of other numbers are not of other levels, see `BoxWorld.known_share`.
 
     ## Episode End
     Terminated when the gem's box (`info["is_success"]` is True) or a distractor's is opened; truncated after
@@ -142,8 +142,8 @@ class BoxWorld(SingleAgentGame):
     terminates: ClassVar[bool] = True
     render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array", "ansi")
     policies: ClassVar[tuple[str, ...]] = ("random", "oracle")
-    start_options: ClassVar[tuple[str, ...]] = ("level",)
-    start_draws: ClassVar[tuple[int, ...]] = (2,)
+    reset_options: ClassVar[tuple[str, ...]] = ("level",)
+    num_reset_uniforms: ClassVar[tuple[int, ...]] = (2,)
 
     def __post_init__(self) -> None:
         """Refuse what the game cannot play.
@@ -154,7 +154,7 @@ class BoxWorld(SingleAgentGame):
         for name, value in vars(self).copy().items():
             object.__setattr__(self, name, plain(value))
         check_choice("observation", self.observation, ("entities", "pixels", "rgb"))
-        Recipe(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+        LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
         check_count("start_level", self.start_level, minimum=0, may_be_range=False)
         check_count("num_levels", self.num_levels, minimum=1, may_be_range=False, maximum=2**48)  # two draws of 24 bits
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
@@ -168,27 +168,27 @@ class BoxWorld(SingleAgentGame):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def level_config(self) -> LevelConfig:
         """What a level consists of."""
-        return Recipe(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+        return LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
 
     @cached_property
-    def bank(self) -> Bank:
+    def level_cache(self) -> LevelCache:
         """The levels that are drawn from, and all others."""
-        return Bank(self.start_level, self.num_levels, 1 + self.num_boxes + 2 * self.num_things, self._draw_row)
+        return LevelCache(self.start_level, self.num_levels, 1 + self.num_boxes + 2 * self.num_objects, self._draw_row)
 
     @cached_property
     def width(self) -> int:
         """Cells along a side of the picture, w."""
-        return self.recipe.width
+        return self.level_config.width
 
     @cached_property
     def num_boxes(self) -> int:
         """Most boxes of a level, K."""
-        return self.recipe.max_boxes
+        return self.level_config.max_boxes
 
     @cached_property
-    def num_things(self) -> int:
+    def num_objects(self) -> int:
         """Most things of a level: the agent, the key, contents and locks; M."""
         return 2 + 2 * self.num_boxes
 
@@ -207,9 +207,9 @@ class BoxWorld(SingleAgentGame):
         """What an observation means."""
         if self.observation == "rgb":
             raise AttributeError("observation='rgb' is no set of tokens: ask for 'entities' or 'pixels'")
-        num_tokens = self.num_things if self.observation == "entities" else highest(self.size) ** 2 + 1
+        num_tokens = self.num_objects if self.observation == "entities" else highest(self.size) ** 2 + 1
         padded = self.observation == "entities" or self.pads_pixels  # an opened box leaves padding
-        return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, marker=0, padded=padded)
+        return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, padding_feature=0, padded=padded)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:
@@ -238,19 +238,19 @@ class BoxWorld(SingleAgentGame):
         Raises:
             ValueError: if there are too many.
         """
-        if self.num_levels > box_world_levels.MOST_KEPT:
+        if self.num_levels > box_world_levels.MAX_CACHED_LEVELS:
             raise ValueError(
-                f"num_levels={self.num_levels}: at most {box_world_levels.MOST_KEPT} can be kept on a device"
+                f"num_levels={self.num_levels}: at most {box_world_levels.MAX_CACHED_LEVELS} can be kept on a device"
             )
         table = self.tables(like)
         if "levels" not in table:
-            rows = self.bank.rows(self.start_level + np.arange(self.num_levels))
-            with for_keeps(like):
+            rows = self.level_cache.rows(self.start_level + np.arange(self.num_levels))
+            with outside_inference_mode(like):
                 table["levels"] = namespace(like).asarray(rows, device=like.device)
 
     def _deal(self, numbers: np.ndarray, like: Array) -> State:
         """Return the levels `numbers` (B,) as states in the library and on the device of an array."""
-        rows = self.bank.rows(numbers)
+        rows = self.level_cache.rows(numbers)
         if isinstance(like, np.ndarray):
             return self._unpack(rows, numbers)
         return self._unpack(*(namespace(like).asarray(x, device=like.device, copy=True) for x in (rows, numbers)))
@@ -258,13 +258,13 @@ class BoxWorld(SingleAgentGame):
     def _unpack(self, rows: Array, numbers: Array) -> State:
         """Turn rows as `_pack` makes them (B, ...) into starting states."""
         things = 1 + self.num_boxes  # columns before them
-        thing, outcome = rows[:, things:].reshape(-1, self.num_things, 2), rows[:, 1:things]
-        event = namespace(rows).where(thing[:, 1, 1] == GEM, SOLVED, MOVED)
-        return State(thing, outcome, rows[:, 0], numbers, event)
+        objects, box_outcomes = rows[:, things:].reshape(-1, self.num_objects, 2), rows[:, 1:things]
+        outcome = namespace(rows).where(objects[:, 1, 1] == GEM, SOLVED, MOVED)
+        return State(objects, box_outcomes, rows[:, 0], numbers, outcome)
 
     def _draw_row(self, number: int) -> list[int]:
         """Draw a level as a row of integers."""
-        return self._pack(box_world_levels.draw_level(self.recipe, number))
+        return self._pack(box_world_levels.draw_level(self.level_config, number))
 
     def _pack(self, level: Level) -> list[int]:
         """Turn a level into a row of integers: size, outcomes, things."""
@@ -278,10 +278,10 @@ class BoxWorld(SingleAgentGame):
             row += [box.cell, box.content, box.cell + 1, box.lock]
         return row + [self.nowhere, ABSENT] * (2 * missing)
 
-    def worlds(self, state: State) -> list[Level]:
+    def levels(self, state: State) -> list[Level]:
         """Return what lies where in each world, one by one."""
         found = []
-        for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.thing).tolist(), strict=True):
+        for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.objects).tolist(), strict=True):
             (agent, _), key, *rest = things
             pairs = zip(rest[::2], rest[1::2], strict=True)
             boxes = (
@@ -290,19 +290,19 @@ class BoxWorld(SingleAgentGame):
             found.append(Level(size, agent, tuple(key), tuple(boxes)))
         return found
 
-    def transition(self, state: State, action: Array, chance: Any) -> State:
+    def transition(self, state: State, action: Array, randomness: Any) -> State:
         """Play one step of the actions (B, 1)."""
-        xp, agent = namespace(action), state.thing[:, 0, 0]
-        move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, event
-        target, event = move[:, 0], move[:, 1]
-        met = state.thing[:, 1:, 0] == move[:, :1]  # (B, M - 1); none off the field, where the target is the agent's
+        xp, agent = namespace(action), state.objects[:, 0, 0]
+        move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, outcome
+        target, outcome = move[:, 0], move[:, 1]
+        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1); none off the field, where the target is the agent's
         if xp is np and not np.count_nonzero(met):  # most steps of a single world
-            thing = state.thing.copy()
-            thing[:, 0, 0] = target
-            return State(thing, state.outcome, state.size, state.level, event)
-        thing, outcome, in_the_way, event_met = self._meet(state, met)
-        thing[:, 0, 0] = xp.where(in_the_way, agent, target)
-        return State(thing, outcome, state.size, state.level, event + event_met)
+            objects = state.objects.copy()
+            objects[:, 0, 0] = target
+            return State(objects, state.box_outcomes, state.size, state.level, outcome)
+        objects, box_outcomes, in_the_way, outcome_met = self._meet(state, met)
+        objects[:, 0, 0] = xp.where(in_the_way, agent, target)
+        return State(objects, box_outcomes, state.size, state.level, outcome + outcome_met)
 
     def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
         """Let the agents meet things (B, M - 1), all but themselves.
@@ -311,7 +311,7 @@ class BoxWorld(SingleAgentGame):
             Things and outcomes then, whether one is in the way (B,), and events (B,).
         """
         xp = namespace(met)
-        cell, colour = state.thing[..., 0], state.thing[..., 1]
+        cell, colour = state.objects[..., 0], state.objects[..., 1]
         key = colour[:, 1:2]  # (B, 1)
         held = cell[:, 1:2] == CORNER
         fits = held & (colour[:, 3::2] == key)  # (B, K), as the next two
@@ -322,57 +322,57 @@ class BoxWorld(SingleAgentGame):
         opened = on_lock & fits
         in_the_way = (on_content | (on_lock & ~fits)).any(axis=1)
 
-        thing = xp.asarray(state.thing, copy=True)
-        thing[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
-        event = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0]
+        objects = xp.asarray(state.objects, copy=True)
+        objects[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
+        outcome = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0]
         if xp is np and not np.count_nonzero(opened):
-            return thing, state.outcome, in_the_way, event
-        event = event + (opened * state.outcome).sum(axis=1)
+            return objects, state.box_outcomes, in_the_way, outcome
+        outcome = outcome + (opened * state.box_outcomes).sum(axis=1)
         opens = opened.any(axis=1)
-        thing[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
-        return *self._remove(thing, state.outcome, opened), in_the_way, event
+        objects[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
+        return *self._remove(objects, state.box_outcomes, opened), in_the_way, outcome
 
-    def _remove(self, thing: Array, outcome: Array, opened: Array) -> tuple[Array, Array]:
+    def _remove(self, objects: Array, box_outcomes: Array, opened: Array) -> tuple[Array, Array]:
         """Take out the box of each world that opened one (B, K), and close the gap."""
-        xp, table = namespace(thing), self.tables(thing)
-        box = thing[:, 2:].reshape(-1, self.num_boxes, 4)
+        xp, table = namespace(objects), self.tables(objects)
+        box = objects[:, 2:].reshape(-1, self.num_boxes, 4)
         opens = xp.any(opened, axis=1, keepdims=True)
         moved = opens & (table["slots"] >= xp.argmax(xp.astype(opened, xp.int64), axis=1, keepdims=True))
         next_box = xp.concat([box[:, 1:], xp.zeros_like(box[:, :1]) + table["absent"]], axis=1)
-        next_outcome = xp.concat([outcome[:, 1:], xp.zeros_like(outcome[:, :1])], axis=1)
+        next_outcome = xp.concat([box_outcomes[:, 1:], xp.zeros_like(box_outcomes[:, :1])], axis=1)
         box = xp.where(moved[..., None], next_box, box)
-        thing = xp.concat([thing[:, :2], box.reshape(-1, 2 * self.num_boxes, 2)], axis=1)
-        return thing, xp.where(moved, next_outcome, outcome)
+        objects = xp.concat([objects[:, :2], box.reshape(-1, 2 * self.num_boxes, 2)], axis=1)
+        return objects, xp.where(moved, next_outcome, box_outcomes)
 
     def terminated(self, state: State) -> Array:
         """Tell which worlds (B,) are over: solved, or at a dead end."""
-        return state.event >= SOLVED
+        return state.outcome >= SOLVED
 
     def success(self, state: State) -> Array:
         """Tell which worlds (B,) are solved."""
-        return state.event == SOLVED
+        return state.outcome == SOLVED
 
     def reward(self, state: State, agents: slice = slice(None)) -> Array:
         """Return the rewards (B, 1) of the step that led here."""
-        return self.tables(state.event)["rewards"][state.event][:, None]
+        return self.tables(state.outcome)["rewards"][state.outcome][:, None]
 
     def observe(self, state: State, agents: slice = slice(None)) -> Array:
         """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
-        table = self.tables(state.thing)
+        table = self.tables(state.objects)
         if self.observation == "rgb":
-            return take_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
-        cell, colour = state.thing[..., 0], state.thing[..., 1]  # (B, M)
+            return gather_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
+        cell, colour = state.objects[..., 0], state.objects[..., 1]  # (B, M)
         if self.observation == "entities":
             return draw_tokens(table, state.size, cell, colour)[:, None]
         place = table["place"][table["first"][state.size] + cell[:, 0]]  # (B,)
-        tokens = take_rows(table["bare"], place)  # (B, N, 5)
+        tokens = gather_rows(table["bare"], place)  # (B, N, 5)
         world = namespace(cell).arange(cell.shape[0], device=cell.device)
-        tokens[world[:, None], table["row"][place[:, None], cell], :3] = take_rows(table["paint"], colour)
+        tokens[world[:, None], table["row"][place[:, None], cell], :3] = gather_rows(table["paint"], colour)
         return tokens[:, None]
 
-    def shown(self, state: State) -> Array:
+    def token_cells(self, state: State) -> Array:
         """Return the cells (B, N) that the tokens show, or for "rgb" the pixels (B, w²)."""
-        xp, cell = namespace(state.thing), state.thing[..., 0]
+        xp, cell = namespace(state.objects), state.objects[..., 0]
         if self.observation == "entities":
             return cell
         if self.observation == "pixels":
@@ -384,10 +384,10 @@ class BoxWorld(SingleAgentGame):
 
     def picture(self, state: State) -> Array:
         """Return the colours (B, w²) of all cells, int64."""
-        xp = namespace(state.thing)
-        picture = take_rows(self.tables(state.size)["ground"], state.size)
+        xp = namespace(state.objects)
+        picture = gather_rows(self.tables(state.size)["ground"], state.size)
         world = xp.arange(picture.shape[0], device=picture.device)[:, None]
-        picture[world, state.thing[..., 0]] = state.thing[..., 1]
+        picture[world, state.objects[..., 0]] = state.objects[..., 1]
         return picture
 
     def token_mask(self, tokens: Array) -> Array:
@@ -417,16 +417,16 @@ class BoxWorld(SingleAgentGame):
         """
         if name == "random":
             return super().policy(name, state, u, agents)
-        best = [[box_world_levels.next_move(world, self.width)] for world in self.worlds(state)]
+        best = [[box_world_levels.next_move(world, self.width)] for world in self.levels(state)]
         return namespace(u).asarray(best, dtype=namespace(u).int64, device=u.device)
 
-    def known(self, drawings: list[str]) -> float:
+    def known_share(self, drawings: list[str]) -> float:
         """Return which share of levels, drawn as `text` does, are in the bank too, whatever their numbers.
 
         It is 0 where less than one in a hundred could be: there are far more levels than the bank holds. Of a bank of
-        more than `box_world_levels.MOST_KEPT` levels only so many are looked at, which takes seconds.
+        more than `box_world_levels.MAX_CACHED_LEVELS` levels only so many are looked at, which takes seconds.
         """
-        if self.recipe.least_levels > RARE * self.num_levels:
+        if self.level_config.least_levels > RARE * self.num_levels:
             return 0.0
         asked: list[bytes] = []
         for drawing in drawings:
@@ -435,24 +435,24 @@ class BoxWorld(SingleAgentGame):
             except ValueError:  # a level that this game does not have
                 row = []
             asked.append(np.array(row, np.int64).tobytes())
-        unknown, count = set(asked), min(self.num_levels, box_world_levels.MOST_KEPT)
+        unknown, count = set(asked), min(self.num_levels, box_world_levels.MAX_CACHED_LEVELS)
         for first in range(0, count, CHUNK):
             numbers = self.start_level + np.arange(first, min(first + CHUNK, count))
-            unknown -= set(map(bytes, self.bank.rows(numbers)))
+            unknown -= set(map(bytes, self.level_cache.rows(numbers)))
             if not unknown:
                 break
         return sum(row not in unknown for row in asked) / len(asked)
 
-    def text(self, state: State) -> list[str]:
+    def render_text(self, state: State) -> list[str]:
         """Draw each world in characters, see `noisy_envs.games.box_world_levels.read`."""
-        return [box_world_levels.text(world, self.width) for world in self.worlds(state)]
+        return [box_world_levels.render_text(world, self.width) for world in self.levels(state)]
 
-    def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
+    def validate_state(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
         """Check a state that a user hands over, and return it as NumPy arrays with one batch axis.
 
         Args:
-            given: what `env.unwrapped.state` returned; or a mapping with one of `level`, the number of a level, and
-                `text`, a level as `noisy_envs.games.box_world_levels.read` takes it; each for all worlds, or one for each.
+            given: what `env.unwrapped.state` returned; or a mapping with either `level`, a level's number, or `text`, a
+                level as `noisy_envs.games.box_world_levels.read` takes it; one for all environments, or one for each.
             batch: leading shape, () for one world or (B,).
 
         Raises:
@@ -460,7 +460,7 @@ class BoxWorld(SingleAgentGame):
         """
         count = batch[0] if batch else 1
         if isinstance(given, State):
-            return self._admit_state(given, batch)
+            return self._validate_fields(given, batch)
         check_fields("state", given, required=(), known=("level", "text"))
         if len(given) != 1:
             raise ValueError(f"state: {', '.join(given) or 'nothing'} given, must be one of level, text")
@@ -483,9 +483,9 @@ class BoxWorld(SingleAgentGame):
         rows = [self._pack(self._check(box_world_levels.read(text, self.width))) for text in texts]
         return self._unpack(np.array(rows), np.full(count, -1))
 
-    def _admit_state(self, given: State, batch: tuple[int, ...]) -> State:
+    def _validate_fields(self, given: State, batch: tuple[int, ...]) -> State:
         """Check a state's shapes, and that its levels are such as this game has."""
-        shapes = ((self.num_things, 2), (self.num_boxes,), (), (), ())
+        shapes = ((self.num_objects, 2), (self.num_boxes,), (), (), ())
         fields = []
         for name, value, shape in zip(State._fields, given, shapes, strict=True):
             array = as_numpy(value)
@@ -495,21 +495,21 @@ class BoxWorld(SingleAgentGame):
                 raise ValueError(f"state: {name}={array.max()}: must be at most {MAX_SEED}")
             fields.append(array.reshape(-1, *shape).astype(np.int64))
         state = State(*fields)
-        if not ((state.event >= MOVED) & (state.event <= DEAD_END)).all():
-            raise ValueError(f"state: event={state.event.tolist()}: must be from {MOVED} to {DEAD_END}")
-        if ((state.event == SOLVED) & (state.thing[:, 1, 1] != GEM)).any():
-            raise ValueError(f"state: event={state.event.tolist()}: must be {SOLVED} only where the gem is held")
+        if not ((state.outcome >= MOVED) & (state.outcome <= DEAD_END)).all():
+            raise ValueError(f"state: outcome={state.outcome.tolist()}: must be from {MOVED} to {DEAD_END}")
+        if ((state.outcome == SOLVED) & (state.objects[:, 1, 1] != GEM)).any():
+            raise ValueError(f"state: outcome={state.outcome.tolist()}: must be {SOLVED} only where the gem is held")
         if not (state.level >= -1).all():
             raise ValueError(f"state: level={state.level.tolist()}: must be at least 0, or -1 for a drawn one")
-        rows = np.array([self._pack(self._check(world)) for world in self.worlds(state)])
+        rows = np.array([self._pack(self._check(world)) for world in self.levels(state)])
         same = self._unpack(rows, state.level)
-        if not np.array_equal(state.thing, same.thing):
-            raise ValueError(f"state: thing must be {same.thing.tolist()} for these worlds")
+        if not np.array_equal(state.objects, same.objects):
+            raise ValueError(f"state: objects must be {same.objects.tolist()} for these worlds")
         # an outcome stays what it was at the start: where keys are alike, the boxes that are left may tell another
         leads = OPENED_BOX, DEAD_END
-        other = np.isin(state.outcome, leads) & np.isin(same.outcome, leads)
-        if not (other | (state.outcome == same.outcome)).all():
-            raise ValueError(f"state: outcome must be {same.outcome.tolist()} for these worlds")
+        other = np.isin(state.box_outcomes, leads) & np.isin(same.box_outcomes, leads)
+        if not (other | (state.box_outcomes == same.box_outcomes)).all():
+            raise ValueError(f"state: box_outcomes must be {same.box_outcomes.tolist()} for these worlds")
         return state
 
     def _check(self, level: Level) -> Level:
@@ -528,7 +528,7 @@ class BoxWorld(SingleAgentGame):
         made = self._made.get(like.device)
         if made is None:
             xp = namespace(like)
-            with for_keeps(like):
+            with outside_inference_mode(like):
                 made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
             self._made[like.device] = made
         return made
@@ -567,9 +567,9 @@ class BoxWorld(SingleAgentGame):
 
 def draw_tokens(table: Mapping[str, Array], size: Array, cell: Array, colour: Array) -> Array:
     """Return tokens (B, N, 5) of cells and colours (B, N), the agent's first, in fields of sizes (B,)."""
-    tokens, point = take_rows(table["look"], colour), take_rows(table["point"], cell)
+    tokens, point = gather_rows(table["look"], colour), gather_rows(table["point"], cell)
     origin = table["origin"][size] - point[:, 0]
-    tokens[..., 3:] = take_rows(table["relative"], point + origin[:, None])
+    tokens[..., 3:] = gather_rows(table["relative"], point + origin[:, None])
     return tokens
 
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisy_envs.randomness import Draws
+from noisy_envs.randomness import IntegerStream
 from noisy_envs.validation import Count, check_count, highest, lowest
 
 KEYS = 19  # colours of keys and locks
 GEM, AGENT, EMPTY, FRAME, ABSENT = range(KEYS, KEYS + 5)
 CORNER = 0  # the cell of the frame, top left, that shows the held key
 LARGEST_SIZE = 32  # pixels: 1,025 tokens
-MOST_KEPT = 1 << 17  # levels
+MAX_CACHED_LEVELS = 1 << 17  # levels
 TRIES = 50  # at laying out a level at random, before it is laid out in rows
 SYMBOLS = string.ascii_lowercase[:KEYS] + "*@.#"  # by colour
 LOCKS = string.ascii_uppercase[:KEYS]
@@ -46,7 +46,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LevelConfig:
     """What a level consists of; see `noisy_envs.games.box_world.BoxWorld`."""
 
     size: Count
@@ -91,26 +91,26 @@ class Recipe:
         return highest(self.goal_length) - 1 + highest(self.num_distractors) * highest(self.distractor_length)
 
 
-def draw_level(recipe: Recipe, number: int) -> Level:
+def draw_level(config: LevelConfig, number: int) -> Level:
     """Draw a level: keys and locks, then places, so that every free cell can be reached from every other."""
-    draws = Draws(number)
+    stream = IntegerStream(number)
     size, goal_length, branches, length = (
-        draws.between(lowest(count), highest(count))
-        for count in (recipe.size, recipe.goal_length, recipe.num_distractors, recipe.distractor_length)
+        stream.between(lowest(count), highest(count))
+        for count in (config.size, config.goal_length, config.num_distractors, config.distractor_length)
     )
     solution = goal_length - 1
-    colours = draws.sample(KEYS, solution + branches * length)
+    colours = stream.sample(KEYS, solution + branches * length)
     path, others = colours[:solution], colours[solution:]
     pairs = list(zip((*path[1:], GEM), path, strict=True))  # content, lock
     for branch in range(branches):  # its first lock fits a key of the path, each further one the key before
         keys = others[branch * length : (branch + 1) * length]
-        pairs += zip(keys, (path[draws.below(solution)], *keys), strict=False)
-    cells, key, agent = _lay_out(draws, size, recipe.width, len(pairs))
-    boxes = (Box(cell, *pairs[i]) for cell, i in zip(cells, draws.sample(len(pairs), len(pairs)), strict=True))
+        pairs += zip(keys, (path[stream.below(solution)], *keys), strict=False)
+    cells, key, agent = _lay_out(stream, size, config.width, len(pairs))
+    boxes = (Box(cell, *pairs[i]) for cell, i in zip(cells, stream.sample(len(pairs), len(pairs)), strict=True))
     return Level(size, agent, (key, path[0]), tuple(sorted(boxes)))
 
 
-def _lay_out(draws: Draws, size: int, width: int, count: int) -> tuple[list[int], int, int]:
+def _lay_out(stream: IntegerStream, size: int, width: int, count: int) -> tuple[list[int], int, int]:
     """Draw cells of the contents of `count` boxes, of the key and of the agent.
 
     No two boxes share an edge, nor a box and the key, and boxes do not part the field.
@@ -120,19 +120,19 @@ def _lay_out(draws: Draws, size: int, width: int, count: int) -> tuple[list[int]
         free, solid = everywhere, 0
         cells: list[int] = []
         while len(cells) < count and (room := free & free >> 1):  # the lock needs the next cell
-            cells.append(draws.member(room))
+            cells.append(stream.member(room))
             box = 3 << cells[-1]
             solid |= box
             free &= ~grow(box, width)
         if len(cells) == count and free:
-            key = draws.member(free)
-            agent = draws.member(everywhere & ~solid & ~(1 << key))
+            key = stream.member(free)
+            agent = stream.member(everywhere & ~solid & ~(1 << key))
             if flood(1 << agent, everywhere & ~solid, width) == everywhere & ~solid:
                 return cells, key, agent
     rows = _rows(size, width)
-    *cells, key = (rows[i] for i in draws.sample(len(rows), count + 1))
+    *cells, key = (rows[i] for i in stream.sample(len(rows), count + 1))
     solid = sum(3 << cell for cell in cells)
-    return cells, key, draws.member(everywhere & ~solid & ~(1 << key))
+    return cells, key, stream.member(everywhere & ~solid & ~(1 << key))
 
 
 def _rows(size: int, width: int) -> list[int]:
@@ -192,7 +192,7 @@ def next_move(level: Level, width: int) -> int:
     return next((i for i, move in enumerate(moves(width)) if near >> (level.agent + move) & 1), 0)
 
 
-def text(level: Level, width: int) -> str:
+def render_text(level: Level, width: int) -> str:
     """Draw a level in characters, see `read`."""
     rows = [["#"] * (level.size + 2) for _ in range(level.size + 2)]
     for line in rows[1:-1]:
@@ -269,11 +269,11 @@ def check(level: Level, width: int) -> None:
         raise ValueError(f"level: locks {locks} and the loose key {level.key[1]} must be from 0 to {KEYS - 1}")
 
 
-class Bank:
+class LevelCache:
     """Levels as rows of M integers, each drawn when it is first asked for, and kept."""
 
     def __init__(self, start: int, count: int, length: int, row: Callable[[int], Sequence[int]]) -> None:
-        """Keep room for the levels `start` … `start + count - 1`, at most `MOST_KEPT` of them at a time.
+        """Keep room for the levels `start` … `start + count - 1`, at most `MAX_CACHED_LEVELS` of them at a time.
 
         Args:
             start: number of a level, from 0.
@@ -282,7 +282,7 @@ class Bank:
             row: draws the row of a level's number.
         """
         self._start, self._row = start, row
-        self._rows = np.zeros((min(count, MOST_KEPT), length), np.int16)
+        self._rows = np.zeros((min(count, MAX_CACHED_LEVELS), length), np.int16)
         self._numbers = np.full(len(self._rows), -1)  # of the levels in them
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:

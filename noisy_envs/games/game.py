@@ -8,7 +8,7 @@ from noisy_envs.arrays import Array
 from noisy_envs.tokens import TokenSpec
 
 
-class Core(Protocol):
+class Game(Protocol):
     """What a shell asks of a game: frozen parameters and pure functions over `B` worlds.
 
     A state is a `NamedTuple` of arrays with leading axis B, and so is a step's chance, or a plain tuple. All arrays of
@@ -19,8 +19,8 @@ class Core(Protocol):
         num_actions: how many there are.
         terminates: whether an episode can end before its time limit.
         signal_moves: whether other tokens can carry the signal in the course of an episode.
-        render_modes: of "human", "rgb_array" (see `scene`) and "ansi" (see `text`).
-        start_options: options of a reset that `admit` takes, beside a state.
+        render_modes: of "human", "rgb_array" (see `render_scene`) and "ansi" (see `text`).
+        reset_options: options of a reset that `validate_state` takes, beside a state.
         policies: names that `policy` knows.
     """
 
@@ -29,7 +29,7 @@ class Core(Protocol):
     terminates: bool
     signal_moves: bool
     render_modes: tuple[str, ...]
-    start_options: tuple[str, ...]
+    reset_options: tuple[str, ...]
     policies: tuple[str, ...]
 
     @property
@@ -41,7 +41,7 @@ class Core(Protocol):
         """Sets of agents that may be driven together, by name; one is "all"."""
 
     @property
-    def scripts(self) -> tuple[tuple[slice, Any], ...]:
+    def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
         """What agents do that are not driven: consecutive sets of them, each with a policy's name or a function."""
 
     @property
@@ -61,12 +61,12 @@ class Core(Protocol):
         """Lowest and highest values of an observation, of its shape and type."""
 
     @property
-    def start_draws(self) -> tuple[int, ...]:
+    def num_reset_uniforms(self) -> tuple[int, ...]:
         """Uniforms that `initial` takes, for each stream."""
 
     @property
-    def step_draws(self) -> tuple[int, ...]:
-        """Uniforms that `chance` takes, for each stream."""
+    def num_step_uniforms(self) -> tuple[int, ...]:
+        """Uniforms that `sample_randomness` takes, for each stream."""
 
     def prepare(self, like: Array) -> None:
         """Make ready to draw starting states on the device of an array without asking the host."""
@@ -74,16 +74,16 @@ class Core(Protocol):
     def initial(self, u: tuple[Array, ...]) -> Any:
         """Draw starting states, none of them over: the shells refuse one that is when they reset."""
 
-    def admit(self, given: Any, batch: tuple[int, ...]) -> Any:
+    def validate_state(self, given: Any, batch: tuple[int, ...]) -> Any:
         """Check a state that a user hands over."""
 
-    def chance(self, u: tuple[Array, ...]) -> Any:
-        """Turn uniforms into what chance decides in a step, and for `scripts` two fields (B, A, ...).
+    def sample_randomness(self, u: tuple[Array, ...]) -> Any:
+        """Turn uniforms into what chance decides in a step, and for `scripted_policies` two fields (B, A, ...).
 
         They are `policy`, uniforms, and `random`, uniformly random actions.
         """
 
-    def transition(self, state: Any, action: Array, chance: Any) -> Any:
+    def transition(self, state: Any, action: Array, randomness: Any) -> Any:
         """Play one step of the joint action (B, A, ...)."""
 
     def observe(self, state: Any, agents: slice) -> Array:
@@ -95,14 +95,14 @@ class Core(Protocol):
     def terminated(self, state: Any) -> Array:
         """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
 
-    def scene(self, state: Any, halos: Array) -> Any:
+    def render_scene(self, state: Any, halos: Array) -> Any:
         """Show a world, `state` without the axis B, as a `noisy_envs.rendering.renderer.Scene` or `Board`.
 
         Asked, in NumPy, of games of your own that have the render modes "human" and "rgb_array". `halos` are the
         strengths (N,), 0 to 1, of glows around what the first agent's tokens show.
         """
 
-    def text(self, state: Any) -> list[str]:
+    def render_text(self, state: Any) -> list[str]:
         """Draw each world in characters; asked of games that have the render mode "ansi"."""
 
     def success(self, state: Any) -> Array:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from noisy_envs.arrays import Array, as_numpy, for_keeps, namespace
+from noisy_envs.arrays import Array, as_numpy, namespace, outside_inference_mode
 from noisy_envs.games import physics
 from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.randomness import STREAM
@@ -23,7 +23,7 @@ from noisy_envs.validation import check_array, check_fields, highest, lowest, pl
 
 SELF, ABSENT = 0, -1  # roles of every game
 EVERYONE = slice(None)
-MOST = STREAM // 16  # entities of a kind: a stream of chance has room for five numbers of each agent, of two kinds
+MAX_ENTITIES = STREAM // 16  # of a type: one stream holds five numbers for each agent of two types
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
 
 
@@ -39,7 +39,7 @@ class State(NamedTuple):
         return namespace(self.mover).concat([self.mover[..., 4], self.landmark[..., 4]], axis=-1)
 
 
-class Kind(NamedTuple):
+class EntityType(NamedTuple):
     """Entities of one kind."""
 
     option: str  # that says how many there are
@@ -71,7 +71,7 @@ class ParticleGame:
     terminates: ClassVar[bool] = False  # so a shell need not look for an end that never comes
     signal_moves: ClassVar[bool] = False
     render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array")
-    start_options: ClassVar[tuple[str, ...]] = ()
+    reset_options: ClassVar[tuple[str, ...]] = ()
     role_names: ClassVar[dict[str, int]]
     start_speed: ClassVar[float]  # largest component of a starting velocity
 
@@ -79,7 +79,7 @@ class ParticleGame:
     continuous_actions: Any  # bool
     max_steps: Any  # int
     observation_scale: Any  # float
-    kinds: Any  # tuple[Kind, ...]
+    entity_types: Any  # tuple[EntityType, ...]
     num_agents: Any  # int
     start_reach: Any  # float, largest coordinate of an entity at the start
 
@@ -98,12 +98,12 @@ class ParticleGame:
     @cached_property
     def places(self) -> tuple[int, ...]:
         """Places for the entities of each kind."""
-        return tuple(highest(getattr(self, kind.option)) for kind in self.kinds)
+        return tuple(highest(getattr(self, kind.option)) for kind in self.entity_types)
 
     @cached_property
     def num_movers(self) -> int:
         """Places for all that moves, M."""
-        return sum(places for kind, places in zip(self.kinds, self.places, strict=True) if kind.max_speed)
+        return sum(places for kind, places in zip(self.entity_types, self.places, strict=True) if kind.max_speed)
 
     @cached_property
     def num_entities(self) -> int:
@@ -111,9 +111,9 @@ class ParticleGame:
         return sum(self.places)
 
     @cached_property
-    def counted(self) -> tuple[Kind, ...]:
+    def counted(self) -> tuple[EntityType, ...]:
         """Kinds whose number may be a range."""
-        return tuple(kind for kind in self.kinds if not kind.agent)
+        return tuple(kind for kind in self.entity_types if not kind.agent)
 
     @cached_property
     def padded(self) -> bool:
@@ -129,16 +129,16 @@ class ParticleGame:
     @cached_property
     def fastest(self) -> float:
         """Largest component of a velocity; a clipped speed is rounded."""
-        return max(self.start_speed, *(kind.max_speed for kind in self.kinds)) * (1 + 1e-6)
+        return max(self.start_speed, *(kind.max_speed for kind in self.entity_types)) * (1 + 1e-6)
 
     @cached_property
     def travel(self) -> float:
         """Longest way of a mover along an axis in one episode."""
-        return DT * (max(kind.max_speed for kind in self.kinds) * self.max_steps + self.start_speed)
+        return DT * (max(kind.max_speed for kind in self.entity_types) * self.max_steps + self.start_speed)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:
-        """Lowest and highest values (N, 5) of an observation, finite, for any state that `admit` takes, played on."""
+        """Lowest and highest values (N, 5) of an observation, finite, from any valid state on."""
         place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
         speed = 2 * self.fastest / self.observation_scale
         low = [-place, -place, -speed, -speed, ABSENT]
@@ -164,7 +164,7 @@ class ParticleGame:
         """
         xp = namespace(mover)
         roles = []
-        for kind, places in zip(self.kinds, self.places, strict=True):
+        for kind, places in zip(self.entity_types, self.places, strict=True):
             place = xp.arange(places, dtype=mover.dtype, device=mover.device) + xp.zeros_like(mover[:, :1, 0])
             taken = xp.ones_like(place)
             if not kind.agent:
@@ -193,7 +193,7 @@ class ParticleGame:
         mover = xp.concat([mover, velocity[:, : self.num_movers]], axis=-1)
         return self.assemble(mover, xp.concat([fixed, xp.zeros_like(fixed)], axis=-1), present)
 
-    def admit(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
+    def validate_state(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
         """Check a state that a user hands over, and return it as float32 NumPy arrays with one batch axis.
 
         Args:
@@ -209,9 +209,9 @@ class ParticleGame:
             rows = np.concatenate([as_numpy(field) for field in given], axis=-2)
             role = rows[..., 4]
             numbers = {kind.option: (role == kind.role).sum(-1) for kind in self.counted}
-            state = self.admit({"position": rows[..., :2], "velocity": rows[..., 2:4], **numbers}, batch)
+            state = self.validate_state({"position": rows[..., :2], "velocity": rows[..., 2:4], **numbers}, batch)
             if not np.array_equal(state.role.reshape(role.shape), role):
-                order = ", ".join(f"{kind.option} of role {kind.role}" for kind in self.kinds)
+                order = ", ".join(f"{kind.option} of role {kind.role}" for kind in self.entity_types)
                 raise ValueError(f"state: role={role.tolist()}: must be {order}, the absent ({ABSENT}) last in each")
             return state
         options = tuple(kind.option for kind in self.counted)
@@ -219,11 +219,11 @@ class ParticleGame:
         shape = (*batch, self.num_entities, 2)
         position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
         velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=self.fastest)
-        counts = [self._admit_count(option, given, batch) for option in options]
+        counts = [self._validate_count(option, given, batch) for option in options]
         position, velocity = (x.reshape(-1, self.num_entities, 2) for x in (position, velocity))
         return self.arrange(position, velocity, *counts)
 
-    def _admit_count(self, option: str, given: Mapping[str, Any], batch: tuple[int, ...]) -> Array:
+    def _validate_count(self, option: str, given: Mapping[str, Any], batch: tuple[int, ...]) -> Array:
         """Check how many entities of a kind a user's state has: (B, 1)."""
         allowed = getattr(self, option)
         count = as_numpy(given.get(option, highest(allowed)))
@@ -319,7 +319,7 @@ class ParticleGame:
         key = name, like.dtype, like.device
         made = self._made.get(key)
         if made is None:
-            with for_keeps(like):
+            with outside_inference_mode(like):
                 made = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
             self._made[key] = made
         return made
@@ -329,7 +329,7 @@ class ParticleGame:
         key = "reaches", like.dtype, like.device
         made = self._made.get(key)
         if made is None:
-            with for_keeps(like):
+            with outside_inference_mode(like):
                 made = self._made[key] = physics.reaches(self.table("reach", like))
         return made
 
@@ -355,14 +355,14 @@ class ParticleGame:
 
     def _solid(self, part: slice) -> tuple[int, int]:
         """Return first and end of the solid ones among the entities `part`, counted from its beginning."""
-        solid = np.flatnonzero(np.repeat([kind.solid for kind in self.kinds], self.places)[part])
+        solid = np.flatnonzero(np.repeat([kind.solid for kind in self.entity_types], self.places)[part])
         return (int(solid[0]), int(solid[-1]) + 1) if solid.size else (0, 0)
 
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
         """Constants by their names."""
         accel, max_speed, radius = (
-            np.repeat([getattr(kind, field) for kind in self.kinds], self.places)[:, None]
+            np.repeat([getattr(kind, field) for kind in self.entity_types], self.places)[:, None]
             for field in ("accel", "max_speed", "radius")
         )
         movers, landmarks = radius[slice(*self._solid_movers)], radius[self.num_movers :][slice(*self._solid_landmarks)]

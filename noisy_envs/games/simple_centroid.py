@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games import physics
-from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games.particles import ABSENT, EVERYONE, MAX_ENTITIES, SELF, EntityType, ParticleGame, State, spread
 from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.validation import (
     Count,
@@ -31,7 +31,7 @@ SIGNAL_RADIUS, SIGNAL_ACCEL, SIGNAL_SPEED = 0.05, 1.0, 2.0
 NOISE_RADIUS = 0.05
 
 
-class Chance(NamedTuple):
+class StepRandomness(NamedTuple):
     """What chance decides in a step."""
 
     wander: Array  # (B, S, 2) force of the signal, in newton
@@ -134,9 +134,9 @@ class SimpleCentroid(ParticleGame):
             ValueError, TypeError: naming the option, its value and what is allowed.
         """
         self._settle()
-        check_count("num_agents", self.num_agents, minimum=1, may_be_range=False, maximum=MOST)
-        check_count("num_signal", self.num_signal, minimum=1, maximum=MOST)
-        check_count("num_noise", self.num_noise, minimum=0, maximum=MOST)
+        check_count("num_agents", self.num_agents, minimum=1, may_be_range=False, maximum=MAX_ENTITIES)
+        check_count("num_signal", self.num_signal, minimum=1, maximum=MAX_ENTITIES)
+        check_count("num_noise", self.num_noise, minimum=0, maximum=MAX_ENTITIES)
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
         check_choice("reward_shape", self.reward_shape, ("sqrt", "linear"))
         check_policy("other_policy", self.other_policy, self.policies)
@@ -150,12 +150,12 @@ class SimpleCentroid(ParticleGame):
             check_flag(option, getattr(self, option))
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
+    def entity_types(self) -> tuple[EntityType, ...]:
         """Agents, signal, noise."""
         return (
-            Kind("num_agents", AGENT, AGENT_RADIUS, self.collidable_agents, True, AGENT_ACCEL, AGENT_SPEED),
-            Kind("num_signal", SIGNAL, SIGNAL_RADIUS, self.collidable_signal, False, SIGNAL_ACCEL, SIGNAL_SPEED),
-            Kind("num_noise", NOISE, NOISE_RADIUS, self.collidable_noise),
+            EntityType("num_agents", AGENT, AGENT_RADIUS, self.collidable_agents, True, AGENT_ACCEL, AGENT_SPEED),
+            EntityType("num_signal", SIGNAL, SIGNAL_RADIUS, self.collidable_signal, False, SIGNAL_ACCEL, SIGNAL_SPEED),
+            EntityType("num_noise", NOISE, NOISE_RADIUS, self.collidable_noise),
         )
 
     @cached_property
@@ -169,17 +169,17 @@ class SimpleCentroid(ParticleGame):
         return {"all": slice(0, self.num_agents)}
 
     @cached_property
-    def scripts(self) -> tuple[tuple[slice, Any], ...]:
+    def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
         """Policies of agents that nobody drives."""
         return ((slice(0, self.num_agents), self.other_policy),)
 
     @cached_property
-    def start_draws(self) -> tuple[int, ...]:
+    def num_reset_uniforms(self) -> tuple[int, ...]:
         """Uniforms that `initial` takes for each stream: both counts, agents, signal, noise offset, noise."""
         return (2, 4 * self.num_agents, 4 * highest(self.num_signal), 2, 2 * highest(self.num_noise))
 
     @cached_property
-    def step_draws(self) -> tuple[int, ...]:
+    def num_step_uniforms(self) -> tuple[int, ...]:
         """Uniforms that a step takes for each stream: signal directions, policies."""
         followers = self.num_agents if self.num_agents > 1 else 0
         return (highest(self.num_signal), followers * (self.num_actions if self.continuous_actions else 1))
@@ -195,7 +195,7 @@ class SimpleCentroid(ParticleGame):
         return max(self.largest_spread, (self.noise_spread or self.largest_spread) + self.noise_offset)
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Draw starting states from uniforms, one array (B, count) for each of `start_draws`."""
+        """Draw starting states from uniforms, one array (B, count) for each of `num_reset_uniforms`."""
         u_count, u_agent, u_signal, u_offset, u_noise = u
         xp = namespace(u_count)
         batch = u_count.shape[0]
@@ -210,19 +210,19 @@ class SimpleCentroid(ParticleGame):
         place = (2 * xp.reshape(u_noise, (batch, -1, 2)) - 1) * noise_reach + offset[:, None]
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
-    def chance(self, u: tuple[Array, ...]) -> Chance:
-        """Turn uniforms, an array for each of `step_draws`, into the chance of one step: no state enters."""
+    def sample_randomness(self, u: tuple[Array, ...]) -> StepRandomness:
+        """Turn uniforms, an array for each of `num_step_uniforms`, into the chance of one step: no state enters."""
         xp = namespace(u[0])
         angle = 2 * math.pi * u[0][..., None]
         wander = SIGNAL_ACCEL * xp.concat([xp.cos(angle), xp.sin(angle)], axis=-1)
         shape = (u[1].shape[0], -1, self.num_actions) if self.continuous_actions else u[1].shape
         policy = u[1].reshape(shape)
-        return Chance(wander, policy, self.random_actions(policy))
+        return StepRandomness(wander, policy, self.random_actions(policy))
 
-    def transition(self, state: State, action: Array, chance: Chance) -> State:
+    def transition(self, state: State, action: Array, randomness: StepRandomness) -> State:
         """Play one step: `action` (B, A, 5), or (B, A) when discrete."""
         xp = namespace(state.mover)
-        wander = xp.astype(chance.wander, state.mover.dtype, copy=False)
+        wander = xp.astype(randomness.wander, state.mover.dtype, copy=False)
         if self.padded:
             wander = xp.where(self._signal_present(state), wander, xp.zeros_like(wander))
         return self.push(state, xp.concat([self.control(action, state.mover), wander], axis=1))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from noisy_envs.arrays import Array, namespace
 from noisy_envs.games import physics
-from noisy_envs.games.particles import ABSENT, EVERYONE, MOST, SELF, Kind, ParticleGame, State, spread
+from noisy_envs.games.particles import ABSENT, EVERYONE, MAX_ENTITIES, SELF, EntityType, ParticleGame, State, spread
 from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_policy, highest
 
@@ -25,7 +25,7 @@ EDGE, OUTSIDE = 0.9, 1.0  # where the arena's penalty sets in, and where it begi
 FULL_PENALTY = 10.0  # for each axis
 SMALLEST_SCALE = 0.1  # of the paper's start
 MPE_OBSTACLE_REACH = 0.9
-AWAY = 100.0  # how many times its distance from a pursuer lies the goal of one that flees
+FLEE_DISTANCE = 100.0  # how many times its distance from a pursuer lies the goal of one that flees
 
 # The game of MPE2's simple_tag_v3, as options; the differences that remain are in the docstring.
 MPE: dict[str, Any] = {
@@ -39,7 +39,7 @@ MPE: dict[str, Any] = {
 }
 
 
-class Chance(NamedTuple):
+class StepRandomness(NamedTuple):
     """What chance decides in a step."""
 
     policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy
@@ -145,9 +145,9 @@ class SimpleTag(ParticleGame):
         """
         self._settle()
         for option in ("num_predators", "num_prey"):
-            check_count(option, getattr(self, option), minimum=1, may_be_range=False, maximum=MOST)
+            check_count(option, getattr(self, option), minimum=1, may_be_range=False, maximum=MAX_ENTITIES)
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
-        check_count("num_obstacles", self.num_obstacles, minimum=0, maximum=MOST)
+        check_count("num_obstacles", self.num_obstacles, minimum=0, maximum=MAX_ENTITIES)
         check_choice("reward_sharing", self.reward_sharing, ("own", "shared"))
         check_choice("start", self.start, ("paper", "mpe"))
         for option in ("predator_policy", "prey_policy"):
@@ -156,15 +156,15 @@ class SimpleTag(ParticleGame):
             check_flag(option, getattr(self, option))
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
+    def entity_types(self) -> tuple[EntityType, ...]:
         """Predators, prey, obstacles."""
         return (
-            Kind(
+            EntityType(
                 "num_predators", PREDATOR, PREDATOR_RADIUS, self.collidable_predators, True,
                 PREDATOR_ACCEL, PREDATOR_SPEED,
             ),
-            Kind("num_prey", PREY, PREY_RADIUS, self.collidable_prey, True, PREY_ACCEL, PREY_SPEED),
-            Kind("num_obstacles", OBSTACLE, OBSTACLE_RADIUS, self.collidable_obstacles),
+            EntityType("num_prey", PREY, PREY_RADIUS, self.collidable_prey, True, PREY_ACCEL, PREY_SPEED),
+            EntityType("num_obstacles", OBSTACLE, OBSTACLE_RADIUS, self.collidable_obstacles),
         )  # fmt: skip
 
     @cached_property
@@ -189,7 +189,7 @@ class SimpleTag(ParticleGame):
         }
 
     @cached_property
-    def scripts(self) -> tuple[tuple[slice, Any], ...]:
+    def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
         """Policies of agents that nobody drives."""
         return ((self.teams["predators"], self.predator_policy), (self.teams["prey"], self.prey_policy))
 
@@ -199,12 +199,12 @@ class SimpleTag(ParticleGame):
         return self.collidable_obstacles and (self.collidable_predators or self.collidable_prey)
 
     @cached_property
-    def start_draws(self) -> tuple[int, ...]:
+    def num_reset_uniforms(self) -> tuple[int, ...]:
         """Uniforms that `initial` takes for each stream: number of obstacles, scale, agents, obstacles."""
         return (1, 1, 4 * self.num_agents, 2 * highest(self.num_obstacles))
 
     @cached_property
-    def step_draws(self) -> tuple[int, ...]:
+    def num_step_uniforms(self) -> tuple[int, ...]:
         """Uniforms that a step takes: policies."""
         return (self.num_agents * (self.num_actions if self.continuous_actions else 1),)
 
@@ -221,7 +221,7 @@ class SimpleTag(ParticleGame):
         return max(self.largest_scale, spread(float(max(highest(self.num_obstacles), 1))))
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Draw starting states from uniforms, one array (B, count) for each of `start_draws`."""
+        """Draw starting states from uniforms, one array (B, count) for each of `num_reset_uniforms`."""
         u_count, u_scale, u_agent, u_obstacle = u
         xp = namespace(u_count)
         batch = u_count.shape[0]
@@ -238,13 +238,13 @@ class SimpleTag(ParticleGame):
         mover = xp.concat([position, velocity], axis=-1)
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
-    def chance(self, u: tuple[Array, ...]) -> Chance:
-        """Turn uniforms, an array for each of `step_draws`, into the chance of one step: no state enters."""
+    def sample_randomness(self, u: tuple[Array, ...]) -> StepRandomness:
+        """Turn uniforms, an array for each of `num_step_uniforms`, into the chance of one step: no state enters."""
         shape = (u[0].shape[0], self.num_agents, self.num_actions) if self.continuous_actions else u[0].shape
         policy = u[0].reshape(shape)
-        return Chance(policy, self.random_actions(policy))
+        return StepRandomness(policy, self.random_actions(policy))
 
-    def transition(self, state: State, action: Array, chance: Chance) -> State:
+    def transition(self, state: State, action: Array, randomness: StepRandomness) -> State:
         """Play one step: `action` (B, A, 5), or (B, A) when discrete; what chance decides is in the actions."""
         return self.push(state, self.control(action, state.mover))
 
@@ -321,5 +321,5 @@ class SimpleTag(ParticleGame):
         later = theirs + (1.0 - DAMPING) * DT * others[..., 2:4]
         goal = xp.sum(nearest * later[:, None], axis=2)
         if flee:
-            goal = mine + AWAY * (mine - goal)
+            goal = mine + FLEE_DISTANCE * (mine - goal)
         return self.aim(state, agents, goal)

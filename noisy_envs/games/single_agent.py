@@ -10,12 +10,12 @@ AGENT = slice(0, 1)
 
 
 class SingleAgentGame:
-    """A core (`noisy_envs.games.game.Core`) but for its rules: the base of a frozen dataclass whose fields are the options.
+    """Base class of games with one agent: a `noisy_envs.games.game.Game` without rules.
 
-    A game adds `name`, `num_actions`, `max_steps`, `token_spec`, `observation_bounds`, `start_draws`, `initial`,
-    `transition`, `observe`, `reward` and `signal_mask`; if it terminates, `terminated`; if chance enters a step,
-    `step_draws`, and a `chance` that names what comes of them in a `NamedTuple`; if it is drawn, `render_modes` and
-    `scene`. It may replace whatever is here.
+    A game is a frozen dataclass whose fields are its options. It defines `name`, `num_actions`, `max_steps`,
+    `token_spec`, `observation_bounds`, `num_reset_uniforms`, `initial`, `transition`, `observe`, `reward` and
+    `signal_mask`. A game that terminates adds `terminated`; one with random transitions `num_step_uniforms` and,
+    to name the random variables, `sample_randomness`; one that can be rendered `render_modes` and `render_scene`.
     """
 
     name: ClassVar[str]
@@ -23,25 +23,25 @@ class SingleAgentGame:
     terminates: ClassVar[bool] = False
     signal_moves: ClassVar[bool] = True
     render_modes: ClassVar[tuple[str, ...]] = ()
-    start_options: ClassVar[tuple[str, ...]] = ()
+    reset_options: ClassVar[tuple[str, ...]] = ()
     policies: ClassVar[tuple[str, ...]] = ("random",)
     agents: ClassVar[tuple[str, ...]] = ("agent_0",)
     teams: ClassVar[dict[str, slice]] = {"all": AGENT}
-    scripts: ClassVar[tuple[tuple[slice, Any], ...]] = ()
+    scripted_policies: ClassVar[tuple[tuple[slice, Any], ...]] = ()
 
     # a game's own: options of the dataclass, constants or properties
     continuous_actions: Any = False  # bool
-    step_draws: Any = ()  # tuple[int, ...]
+    num_step_uniforms: Any = ()  # tuple[int, ...]
     token_spec: Any  # TokenSpec
 
     def prepare(self, like: Array) -> None:
         """Make ready to draw starting states: there is nothing to do."""
 
-    def chance(self, u: tuple[Array, ...]) -> Any:
+    def sample_randomness(self, u: tuple[Array, ...]) -> Any:
         """Return what chance decides in a step: the uniforms as they are."""
         return u
 
-    def admit(self, given: Any, batch: tuple[int, ...]) -> Any:
+    def validate_state(self, given: Any, batch: tuple[int, ...]) -> Any:
         """Refuse a state that a user hands over: a game that takes one must check it."""
         raise ValueError(f"options: {self.name} takes no state to start from")
 

@@ -1,1 +1,1 @@
-"""One file for each API (Gymnasium, PettingZoo, vector, functional): clocks, seeds, auto-reset; no rule of any game."""
+"""The games as others call them, one API a file: Gymnasium, PettingZoo, vector, functional. They hold no rules."""

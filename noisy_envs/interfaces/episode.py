@@ -8,16 +8,16 @@ import gymnasium
 import numpy as np
 
 from noisy_envs.arrays import Array
-from noisy_envs.games.game import Core
-from noisy_envs.interfaces.common import (
-    check_drawn,
+from noisy_envs.games.game import Game
+from noisy_envs.interfaces.checks import (
     check_episode,
+    check_game,
+    check_initial_state,
     check_options,
     check_render_mode,
-    check_rules,
     check_seed,
-    check_start,
-    fresh_seed,
+    random_seed,
+    requested_state,
 )
 from noisy_envs.randomness import episode_words, uniforms
 
@@ -33,10 +33,10 @@ class Episode:
     and (`seed`, `number`) name the episode: the same pair always gives the same.
     """
 
-    def __init__(self, core: Core, learners: slice, render_mode: str | None) -> None:
-        """Prepare to play `core`, of which `learners` are rewarded; nothing is drawn yet."""
-        check_render_mode(core, render_mode, RENDER_MODES)
-        self.core = core
+    def __init__(self, game: Game, learners: slice, render_mode: str | None) -> None:
+        """Prepare to play `game`, of which `learners` are rewarded; nothing is drawn yet."""
+        check_render_mode(game, render_mode, RENDER_MODES)
+        self.game = game
         self.learners = learners
         self.render_mode = render_mode
         self.seed: int | None = None
@@ -45,19 +45,19 @@ class Episode:
         self.state: Any = None
         self.terminated = False  # the game is over
         self.total_return = 0.0  # of the first learner
-        self._padded = getattr(getattr(core, "token_spec", None), "padded", True)  # pictures have no spec
+        self._padded = getattr(getattr(game, "token_spec", None), "padded", True)  # pictures have no spec
         self._renderer: Any = None
         self._closed = False
 
     @property
     def truncated(self) -> bool:
         """Whether the time is up, and the game is not over."""
-        return self.clock >= self.core.max_steps and not self.terminated
+        return self.clock >= self.game.max_steps and not self.terminated
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to play."""
-        return self.terminated or self.clock >= self.core.max_steps
+        return self.terminated or self.clock >= self.game.max_steps
 
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Start an episode: the first one of `seed`, or the next of the seed in use.
@@ -72,75 +72,75 @@ class Episode:
         self.check_open()
         options = check_options(options)
         # all checks come first: a refused reset changes nothing
-        state = check_start(self.core, options, ())
+        state = requested_state(self.game, options, ())
         number = check_episode(options.get("episode"))
         if seed is None and self.seed is not None:
             seed, following = self.seed, self.number + 1
         else:
-            seed, following = fresh_seed() if seed is None else check_seed(seed), 0
+            seed, following = random_seed() if seed is None else check_seed(seed), 0
         number = following if number is None else number
         key = np.array([episode_words(seed, number)])
         drawn = state is None
         if drawn:
-            state = self.core.initial(uniforms(key, np.zeros(1, np.int64), self.core.start_draws))
+            state = self.game.initial(uniforms(key, np.zeros(1, np.int64), self.game.num_reset_uniforms))
         if self.state is None:
-            check_rules(self.core, state, self.learners, key)
+            check_game(self.game, state, self.learners, key)
         if drawn:
-            check_drawn(self.core, state, np.array([seed]), np.array([number]))
+            check_initial_state(self.game, state, np.array([seed]), np.array([number]))
         self.seed, self.number, self.state, self._key = seed, number, state, key
         self.clock, self.total_return = 0, 0.0
         self._judge()
 
-    def advance(self, action: Array, chance: Any) -> list[float]:
-        """Play one step of the joint action (1, A, ...) and of `chance()`, and return the rewards of the learners."""
-        self.state = self.core.transition(self.state, action, chance)
+    def advance(self, action: Array, randomness: Any) -> list[float]:
+        """Play one step of the joint action (1, A, ...) and return the rewards of the controlled agents."""
+        self.state = self.game.transition(self.state, action, randomness)
         self.clock += 1
         self._judge()
-        rewards: list[float] = self.core.reward(self.state, self.learners)[0].tolist()
+        rewards: list[float] = self.game.reward(self.state, self.learners)[0].tolist()
         self.total_return += rewards[0]
         return rewards
 
-    def chance(self) -> Any:
+    def step_randomness(self) -> Any:
         """Return the chance of the step to come; the same until `advance`."""
-        if not self.core.step_draws:
-            return self.core.chance(())
+        if not self.game.num_step_uniforms:
+            return self.game.sample_randomness(())
         place = self.clock % CHUNK
         if place == 0:
             counters = np.arange(self.clock + 1, self.clock + 1 + CHUNK)
-            drawn = self.core.chance(uniforms(self._key, counters, self.core.step_draws))
-            self._chances = one_by_one(drawn)
-        return self._chances[place]
+            drawn = self.game.sample_randomness(uniforms(self._key, counters, self.game.num_step_uniforms))
+            self._randomness = split_steps(drawn)
+        return self._randomness[place]
 
-    def describe(self, tokens: np.ndarray) -> dict[str, Any]:
+    def make_info(self, tokens: np.ndarray) -> dict[str, Any]:
         """Return the `info` of tokens (N, D): which are signal, their share, and whether the goal is reached."""
-        mask = self.core.signal_mask(tokens)
+        mask = self.game.signal_mask(tokens)
         # without padding there is nothing to count, which a step alone would feel
-        present = np.count_nonzero(self.core.token_mask(tokens)) if self._padded else mask.size
+        present = np.count_nonzero(self.game.token_mask(tokens)) if self._padded else mask.size
         info = {"signal_mask": mask, "snr": float(np.count_nonzero(mask) / present)}
-        if self.core.terminates:
-            info["is_success"] = self.terminated and bool(self.core.success(self.state)[0])
+        if self.game.terminates:
+            info["is_success"] = self.terminated and bool(self.game.success(self.state)[0])
         return info
 
-    def draw(self, weights: np.ndarray | None = None, meaning: str = "weight") -> np.ndarray | str | None:
+    def draw(self, weights: np.ndarray | None = None, overlay: str = "attention") -> np.ndarray | str | None:
         """Draw the world: an image (H, W, 3) uint8, a text in mode "ansi", or None in human mode.
 
         Args:
             weights: (N,) numbers of the tokens, or (w, w) of pixels, drawn as halos.
-            meaning: what they are, in the legend.
+            overlay: name of the weights in the legend.
         """
         self.check_playing()
         if self.render_mode is None:
-            modes = self.core.render_modes
+            modes = self.game.render_modes
             gymnasium.logger.warn(f"render() draws nothing: make the environment with a render_mode of {modes}")
             return None
         if self.render_mode == "ansi":
-            return self.core.text(self.state)[0]
+            return self.game.render_text(self.state)[0]
         if self._renderer is None:
             from noisy_envs.rendering.renderer import Renderer
 
-            self._renderer = Renderer(self.core, self.render_mode, RENDER_FPS)
+            self._renderer = Renderer(self.game, self.render_mode, RENDER_FPS)
         state = type(self.state)._make(field[0] for field in self.state)
-        return self._renderer.draw(state, self.clock, self.total_return, weights, meaning)
+        return self._renderer.draw(state, self.clock, self.total_return, weights, overlay)
 
     def close(self) -> None:
         """Close the window, for good; twice does nothing."""
@@ -150,7 +150,7 @@ class Episode:
 
     def _judge(self) -> None:
         """See whether the game is over."""
-        self.terminated = self.core.terminates and bool(self.core.terminated(self.state)[0])
+        self.terminated = self.game.terminates and bool(self.game.terminated(self.state)[0])
 
     def check_open(self) -> None:
         """Raise if the environment is closed."""
@@ -164,9 +164,9 @@ class Episode:
             raise RuntimeError("no episode has begun: call reset() first")
 
 
-def one_by_one(chances: Any) -> list[Any]:
+def split_steps(randomness: Any) -> list[Any]:
     """Take the chance of many steps, arrays (CHUNK, ...) in a tuple or one alone, apart: the same of each, (1, ...)."""
-    if not isinstance(chances, tuple):
-        return [chances[i : i + 1] for i in range(CHUNK)]
-    rows = zip(*([field[i : i + 1] for i in range(CHUNK)] for field in chances), strict=True)
-    return list(map(getattr(type(chances), "_make", tuple), rows))
+    if not isinstance(randomness, tuple):
+        return [randomness[i : i + 1] for i in range(CHUNK)]
+    rows = zip(*([field[i : i + 1] for i in range(CHUNK)] for field in randomness), strict=True)
+    return list(map(getattr(type(randomness), "_make", tuple), rows))

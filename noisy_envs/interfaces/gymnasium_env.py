@@ -9,9 +9,11 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from noisy_envs.interfaces.common import action_space, casting, check_action, follow, observation_box
+from noisy_envs.interfaces.checks import check_action
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.registration import Game, core_class
+from noisy_envs.interfaces.scripted import assign_policies, complete_actions
+from noisy_envs.interfaces.spaces import action_space, observation_box
+from noisy_envs.registration import GameLike, game_class
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import build, plain
 
@@ -22,8 +24,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """A game seen by its first agent, whose observation is a set of tokens (N, D).
 
     Args:
-        game: a key of `noisy_envs.registration.CORES`, or a core's class, which may be your own (`noisy_envs.games.game.Core`),
-            or "module:Class", where it is; its docstring describes the game and its options.
+        game: a key of `noisy_envs.registration.GAMES`, a class that follows `noisy_envs.games.game.Game`, or
+            "module:Class". The class docstring describes the game and its options.
         render_mode: None, "human" (a window, paced, drawn at each step), "rgb_array", or of some games "ansi".
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
@@ -35,7 +37,7 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
             `TimeLimit`, as a shorter `max_episode_steps` does: it calls an episode truncated that ends in the last step
             by itself, too. A longer one has no effect; `max_steps` makes episodes longer.
 
-    `reset` takes the options `state` (a state to start from, see `core.admit`), those of `core.start_options`, and
+    `reset` takes the options `state` (a state to start from, see `game.validate_state`), `game.reset_options`, and
     `episode` (its number: the seed and this number alone name an episode), and ignores others. `info` holds
     `signal_mask`, bool (N,), the tokens on which the task depends, `snr`, their share of all tokens that are not
     padding, and in games that terminate `is_success`, whether the goal is reached.
@@ -44,15 +46,15 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
     _spec: EnvSpec | None = None
 
-    def __init__(self, game: Game, render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, game: GameLike, render_mode: str | None = None, **options: Any) -> None:
         """Make the environment; see the class."""
-        self.core = build(core_class(game), options)
+        self.game = build(game_class(game), options)
         self.render_mode = render_mode
-        self.metadata = {**type(self).metadata, "render_modes": list(self.core.render_modes)}
-        self.observation_space = observation_box(self.core)
-        self.action_space = action_space(self.core)
-        self._episode = Episode(self.core, LEARNER, render_mode)
-        self._cast = casting(self.core, LEARNER)
+        self.metadata = {**type(self).metadata, "render_modes": list(self.game.render_modes)}
+        self.observation_space = observation_box(self.game)
+        self.action_space = action_space(self.game)
+        self._episode = Episode(self.game, LEARNER, render_mode)
+        self._assignment = assign_policies(self.game, LEARNER)
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -64,13 +66,13 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         """Keep what `gymnasium.make` says, and add the time limit."""
         if spec is not None:
             kwargs = {name: plain(value) for name, value in spec.kwargs.items()}  # JSON knows no numbers of NumPy
-            spec = dataclasses.replace(spec, max_episode_steps=self.core.max_steps, kwargs=kwargs)
+            spec = dataclasses.replace(spec, max_episode_steps=self.game.max_steps, kwargs=kwargs)
         self._spec = spec
 
     @property
     def token_spec(self) -> TokenSpec:
         """What an observation means; AttributeError where it is no set of tokens."""
-        return self.core.token_spec
+        return self.game.token_spec
 
     @property
     def state(self) -> Any:
@@ -92,8 +94,8 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._episode.check_open()
         self._episode.begin(seed, options)  # first: a refused reset changes nothing
         super().reset(seed=None if seed is None else int(seed))  # Gymnasium refuses NumPy's integers
-        tokens = self.core.observe(self._episode.state, LEARNER)[0, 0]
-        self._info = self._episode.describe(tokens)
+        tokens = self.game.observe(self._episode.state, LEARNER)[0, 0]
+        self._info = self._episode.make_info(tokens)
         if self.render_mode == "human":
             self.render()
         return tokens, self._copied_info()
@@ -104,14 +106,16 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         episode.check_playing()
         if episode.ended:
             raise RuntimeError(f"the episode ended after {episode.clock} steps: call reset()")
-        own = check_action(self.core, action)[None, None]
-        chance = episode.chance()
-        reward = episode.advance(follow(self.core, self._cast, episode.state, own, chance), chance)[0]
+        own = check_action(self.game, action)[None, None]
+        randomness = episode.step_randomness()
+        reward = episode.advance(
+            complete_actions(self.game, self._assignment, episode.state, own, randomness), randomness
+        )[0]
         if self.render_mode == "human":
             self.render()
-        tokens = self.core.observe(episode.state, LEARNER)[0, 0]
-        changes = self.core.signal_moves or self.core.terminates
-        info = episode.describe(tokens) if changes else self._copied_info()
+        tokens = self.game.observe(episode.state, LEARNER)[0, 0]
+        changes = self.game.signal_moves or self.game.terminates
+        info = episode.make_info(tokens) if changes else self._copied_info()
         return tokens, reward, episode.terminated, episode.truncated, info
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:

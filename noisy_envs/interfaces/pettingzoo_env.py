@@ -8,9 +8,11 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from noisy_envs.interfaces.common import action_space, casting, check_action, driven, follow, observation_box
+from noisy_envs.interfaces.checks import check_action
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
-from noisy_envs.registration import Game, core_class
+from noisy_envs.interfaces.scripted import assign_policies, complete_actions, controlled_agents
+from noisy_envs.interfaces.spaces import action_space, observation_box
+from noisy_envs.registration import GameLike, game_class
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import build
 
@@ -19,10 +21,10 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
 
     Args:
-        game: a key of `noisy_envs.registration.CORES`, or a core's class, which may be your own (`noisy_envs.games.game.Core`),
-            or "module:Class", where it is; its docstring describes the game and its options.
+        game: a key of `noisy_envs.registration.GAMES`, a class that follows `noisy_envs.games.game.Game`, or
+            "module:Class". The class docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
-        learners: the team that is driven, "all" or another of `core.teams`, or the "first" agent alone; the others
+        learners: the team that is driven, "all" or another of `game.teams`, or the "first" agent alone; the others
             follow their policies.
         options: the game's; an unknown one raises TypeError and names what is allowed.
 
@@ -35,25 +37,25 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         "is_parallelizable": True,
     }
 
-    def __init__(self, game: Game, render_mode: str | None = None, learners: str = "all", **options: Any) -> None:
+    def __init__(self, game: GameLike, render_mode: str | None = None, learners: str = "all", **options: Any) -> None:
         """Make the environment; see the class."""
-        self.core = build(core_class(game), options)
+        self.game = build(game_class(game), options)
         self.render_mode = render_mode
-        modes = list(self.core.render_modes)
-        self.metadata = {**type(self).metadata, "name": f"{self.core.name}_v0", "render_modes": modes}
-        self._learners = driven(self.core, learners, ("first", *self.core.teams))
-        self._cast = casting(self.core, self._learners)
-        self.possible_agents = list(self.core.agents[self._learners])
+        modes = list(self.game.render_modes)
+        self.metadata = {**type(self).metadata, "name": f"{self.game.name}_v0", "render_modes": modes}
+        self._learners = controlled_agents(self.game, learners, ("first", *self.game.teams))
+        self._assignment = assign_policies(self.game, self._learners)
+        self.possible_agents = list(self.game.agents[self._learners])
         self.agents: list[str] = []
-        self.observation_spaces = {agent: observation_box(self.core) for agent in self.possible_agents}
-        self.action_spaces = {agent: action_space(self.core) for agent in self.possible_agents}
-        self.state_space = observation_box(self.core)
-        self._episode = Episode(self.core, self._learners, render_mode)
+        self.observation_spaces = {agent: observation_box(self.game) for agent in self.possible_agents}
+        self.action_spaces = {agent: action_space(self.game) for agent in self.possible_agents}
+        self.state_space = observation_box(self.game)
+        self._episode = Episode(self.game, self._learners, render_mode)
 
     @property
     def token_spec(self) -> TokenSpec:
         """What an observation means; AttributeError where it is no set of tokens."""
-        return self.core.token_spec
+        return self.game.token_spec
 
     def observation_space(self, agent: str) -> spaces.Space[np.ndarray]:
         """Return the space of an agent's tokens, the same object each time."""
@@ -72,7 +74,7 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         observations = self._observe()
         if self.render_mode == "human":
             self.render()
-        infos = self._describe(observations)
+        infos = self._make_info(observations)
         if self._episode.ended:  # a state that is over was given
             self.agents = []
         return observations, infos
@@ -88,16 +90,16 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         missing, unknown = set(self.agents) - set(actions), set(actions) - set(self.possible_agents)
         if missing or unknown:
             raise ValueError(f"actions: missing {sorted(missing)}, unknown {sorted(unknown)}; must be of {self.agents}")
-        own = np.stack([check_action(self.core, actions[agent]) for agent in self.agents])[None]
-        chance = episode.chance()
-        joint = follow(self.core, self._cast, episode.state, own, chance)
-        rewards = dict(zip(self.agents, episode.advance(joint, chance), strict=True))
+        own = np.stack([check_action(self.game, actions[agent]) for agent in self.agents])[None]
+        randomness = episode.step_randomness()
+        joint = complete_actions(self.game, self._assignment, episode.state, own, randomness)
+        rewards = dict(zip(self.agents, episode.advance(joint, randomness), strict=True))
         if self.render_mode == "human":
             self.render()
         observations = self._observe()
         terminated = dict.fromkeys(self.agents, episode.terminated)
         truncated = dict.fromkeys(self.agents, episode.truncated)
-        infos = self._describe(observations)
+        infos = self._make_info(observations)
         if episode.ended:
             self.agents = []
         return observations, rewards, terminated, truncated, infos
@@ -105,7 +107,7 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
     def state(self) -> np.ndarray:
         """Return all entities (N, D) in the frame of the world, agents first, for a centralised critic."""
         self._episode.check_playing()
-        return self.core.world_tokens(self._episode.state)[0]
+        return self.game.world_tokens(self._episode.state)[0]
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
         """Draw the world as the single environment does; return and `weights` (N,) are the first learner's."""
@@ -116,8 +118,8 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         self._episode.close()
 
     def _observe(self) -> dict[str, np.ndarray]:
-        tokens = self.core.observe(self._episode.state, self._learners)[0]
+        tokens = self.game.observe(self._episode.state, self._learners)[0]
         return dict(zip(self.agents, tokens, strict=True))
 
-    def _describe(self, observations: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-        return {agent: self._episode.describe(tokens) for agent, tokens in observations.items()}
+    def _make_info(self, observations: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+        return {agent: self._episode.make_info(tokens) for agent, tokens in observations.items()}

@@ -1,1 +1,1 @@
-"""Networks, in torch: pooling heads, the theory of the paper, attention, and kernels for narrow layers on a GPU."""
+"""Networks, in torch: pooling heads, the paper's theory, the transformer encoder, distributions, and GPU kernels."""

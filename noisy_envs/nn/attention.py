@@ -1,14 +1,14 @@
-"""Attention with heads of one or a few numbers, as most of the paper's networks have it, fast when compiled.
+"""Attention with heads of width one or two, as in most of the paper's networks; fast when compiled.
 
-With one number for each query, key and value, a score is a product of two numbers, and attention is sums over
-pairs of tokens. `torch.compile` makes them loops that keep no score in memory: each weight is computed again where
-it is needed, three times in a step of learning. The library's kernels instead pad such heads to the width of a
-matrix unit. On a GPU with Triton, kernels of ours do the same, compiled or not. Eager code on a CPU would store all
-(B, N, N, H) weights: use it compiled there, or `scaled_dot_product_attention`. That is also what computes in half
-precision, under autocast too: weights that are computed again from rounded sums would be wrong by a tenth.
+If a query, a key and a value are one number each, a score is a product of two numbers, and attention is a few sums
+over pairs of tokens. `torch.compile` turns these into loops that store no scores: each weight is computed again when
+it is needed, three times in a training step. Torch's own kernels would pad the heads to the width of a matrix unit.
+On a GPU with Triton, `noisy_envs.nn.triton_attention` does the same work, compiled or not. Eager code on a CPU
+stores all (B, N, N, H) weights: compile it there, or use `scaled_dot_product_attention`. Half precision, with
+autocast too, goes to that function as well: weights computed again from rounded sums would have errors of a tenth.
 
-Shapes: `B` sets, `N` tokens, `H` heads, each of width `W`. Sums over a head's width are written out, of W tensors
-(B, N, H): the work grows as W², which pays off to W = 2 or so.
+Shapes: `B` sets, `N` tokens, `H` heads of width `W`. Sums over the width of a head are written as sums of W tensors
+(B, N, H). The work grows with W², so this is fast up to about W = 2.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from noisy_envs.nn.small_layers import linear
 
 try:
     from noisy_envs.nn import triton_attention
-except ImportError:  # torch for a CPU brings no Triton
-    HAS_KERNELS = False
+except ImportError:  # the CPU-only build of torch comes without Triton
+    TRITON_AVAILABLE = False
 else:
-    HAS_KERNELS = True
+    TRITON_AVAILABLE = True
 
 LOG2_E = math.log2(math.e)  # exp2 is one instruction on a GPU
-# Options of `torch.compile` for W > 1: so many numbers go into a weight that it would be stored, not computed again.
-OPTIONS = {"realize_reads_threshold": 16, "realize_acc_reads_threshold": 16}
+# Options of `torch.compile` for W > 1: without them the compiler would store the weights, since each one depends on
+# so many numbers, instead of computing them again.
+COMPILE_OPTIONS = {"realize_reads_threshold": 16, "realize_acc_reads_threshold": 16}
 
 
 def narrow_attention(
@@ -44,41 +45,41 @@ def narrow_attention(
     axis: int = 1,
     width: int = 1,
 ) -> Tensor:
-    """Attend with H heads of a small width: softmax_j(scale · q_i · k_j) v_j, summed over tokens j.
+    """Return softmax_j(scale · q_i · k_j) v_j, summed over tokens j, for H narrow heads.
 
     Args:
-        tokens: (B, N, H W), or (N, B, H W) with `axis` 0, which suits a CPU: it works on sets side by side, and so
-            finds the numbers of neighbouring sets next to each other.
-        query_key_value: (3 H W, H W), rows of W_Q, W_K and W_V.
-        mask: bool, as tokens without H W, True where one may be attended to; a set without any gives zeros.
-        scale: of the scores.
-        axis: of the tokens in a set.
-        width: W, of a head.
+        tokens: (B, N, H W), or (N, B, H W) if `axis` is 0. The second is faster on a CPU: its vector instructions work
+            on several sets at once, whose numbers then are neighbours in memory.
+        query_key_value: (3 H W, H W), the rows of W_Q, W_K and W_V.
+        mask: bool, (B, N) or (N, B); only tokens where it is True are attended to. A set without any gives zeros.
+        scale: factor of the scores.
+        axis: axis of the tokens of a set, 1 or 0.
+        width: W, the width of a head.
 
     Returns:
-        As tokens, without an output projection.
+        A tensor of the shape of `tokens`, before any output projection.
 
     Raises:
-        NotImplementedError: in a backward pass with `create_graph`, as there is no second derivative.
+        NotImplementedError: in a backward pass with `create_graph`, since there is no second derivative.
     """
     if axis == 1:
         projected = linear(tokens, query_key_value)
-        exact = projected.dtype == torch.float32  # which autocast may decide, not tokens
-        if HAS_KERNELS and projected.is_cuda and exact and width <= triton_attention.WIDEST:
+        exact = projected.dtype == torch.float32  # not the dtype of tokens: autocast may have changed it
+        if TRITON_AVAILABLE and projected.is_cuda and exact and width <= triton_attention.MAX_HEAD_WIDTH:
             return triton_attention.attend(projected, mask, tokens.shape[2] // width, scale)[0]
         heads = projected.chunk(3, dim=-1)
-    else:  # three products, so that each result is in one piece
+    else:  # three products, so that each result is contiguous
         heads = tuple(torch.nn.functional.linear(tokens, weight) for weight in query_key_value.chunk(3))
     if heads[0].dtype in (torch.float16, torch.bfloat16):
-        return _by_library(heads, mask, scale, axis, width)
-    parts = [part for whole in heads for part in whole.unflatten(-1, (-1, width)).unbind(-1)]
+        return _torch_attention(heads, mask, scale, axis, width)
+    parts = [part for head in heads for part in head.unflatten(-1, (-1, width)).unbind(-1)]
     mixed: tuple[Tensor, ...] = _Attention.apply(mask, scale, axis, *parts)
     return torch.stack(mixed, dim=-1).flatten(-2)
 
 
-def _by_library(heads: Sequence[Tensor], mask: Tensor | None, scale: float, axis: int, width: int) -> Tensor:
-    """Attend by torch's own kernels, which sum up half precision in float32."""
-    query, key, value = (whole.unflatten(-1, (-1, width)).movedim(axis, 2) for whole in heads)  # (B, H, N, W)
+def _torch_attention(heads: Sequence[Tensor], mask: Tensor | None, scale: float, axis: int, width: int) -> Tensor:
+    """Attend by torch's own kernels, which sum numbers of half precision in float32."""
+    query, key, value = (x.unflatten(-1, (-1, width)).movedim(axis, 2) for x in heads)  # (B, H, N, W)
     allowed = None if mask is None else mask.movedim(axis, 1)[:, None, None]
     mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=scale)
     return mixed.movedim(2, axis).flatten(2)
@@ -87,7 +88,8 @@ def _by_library(heads: Sequence[Tensor], mask: Tensor | None, scale: float, axis
 class _Attention(torch.autograd.Function):
     """The sums, with a gradient that computes the weights again.
 
-    `axis` is that of the tokens, 0 or 1. Queries, keys and values are given, and mixtures returned, in W parts each.
+    `axis` is the axis of the tokens, 0 or 1. Queries, keys and values are passed as W tensors each, and the mixtures
+    of values are returned as W tensors.
     """
 
     @staticmethod
@@ -95,36 +97,38 @@ class _Attention(torch.autograd.Function):
         query, key, value = _thirds(parts)
         scaled = [q * (scale * LOG2_E) for q in query]
         mask = None if mask is None else mask.unsqueeze(2)
-        top = _largest(scaled, key, mask, axis)
-        weights = _weights(scaled, key, top, mask, axis)  # (…, N queries, N keys, H)
+        largest = _largest_scores(scaled, key, mask, axis)
+        weights = _weights(scaled, key, largest, mask, axis)  # (…, N queries, N keys, H)
         total = weights.sum(axis + 1)
         if mask is not None:
             total = total.masked_fill(total == 0, 1)
         out = [(weights * v.unsqueeze(axis)).sum(axis + 1) / total for v in value]
-        ctx.save_for_backward(top + total.log2(), mask, *scaled, *key, *value, *out)
+        ctx.save_for_backward(largest + total.log2(), mask, *scaled, *key, *value, *out)
         ctx.scale, ctx.axis = scale, axis
         return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # part of what is saved has no graph
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # some saved tensors have no graph
             raise NotImplementedError("narrow_attention has no second derivative")
         shift, mask, *saved = ctx.saved_tensors
         scaled, key, value = _thirds(saved[: 3 * len(grad)])
         axis = ctx.axis
         weights = _weights(scaled, key, shift, mask, axis)
 
-        # sums of products with one array each: an array of more inputs would be stored, not computed again
+        # Each sum is of a product with a single tensor: the compiler would store a product of more tensors.
         def over_keys(x: Tensor) -> Tensor:
             return (weights * x.unsqueeze(axis)).sum(axis + 1)
 
         def over_queries(x: Tensor) -> Tensor:
             return (weights * x.unsqueeze(axis + 1)).sum(axis)
 
-        along = _dot(grad, saved[3 * len(grad) :])  # of the gradient, on what came out
-        query_grad = [ctx.scale * (_dot(grad, [over_keys(v * k) for v in value]) - along * over_keys(k)) for k in key]
+        projection = _dot(grad, saved[3 * len(grad) :])  # of the gradient on the output
+        query_grad = [
+            ctx.scale * (_dot(grad, [over_keys(v * k) for v in value]) - projection * over_keys(k)) for k in key
+        ]
         key_grad = [
-            (_dot(value, [over_queries(g * s) for g in grad]) - over_queries(along * s)) / LOG2_E for s in scaled
+            (_dot(value, [over_queries(g * s) for g in grad]) - over_queries(projection * s)) / LOG2_E for s in scaled
         ]
         return None, None, None, *query_grad, *key_grad, *(over_queries(g) for g in grad)
 
@@ -142,11 +146,11 @@ def _scores(scaled: Sequence[Tensor], key: Sequence[Tensor], axis: int) -> Tenso
     return _dot([s.unsqueeze(axis + 1) for s in scaled], [k.unsqueeze(axis) for k in key])
 
 
-def _largest(scaled: Sequence[Tensor], key: Sequence[Tensor], mask: Tensor | None, axis: int) -> Tensor:
+def _largest_scores(scaled: Sequence[Tensor], key: Sequence[Tensor], mask: Tensor | None, axis: int) -> Tensor:
     if len(key) > 1:
         scores = _scores(scaled, key, axis)
         return (scores if mask is None else torch.where(mask.unsqueeze(axis), scores, -math.inf)).amax(axis + 1)
-    # the largest score of a row is that of the largest or of the smallest key
+    # With W = 1 the largest score of a query belongs to the largest or the smallest key: no scores are needed.
     high = key[0] if mask is None else key[0].masked_fill(~mask, -math.inf)
     low = key[0] if mask is None else key[0].masked_fill(~mask, math.inf)
     return torch.maximum(scaled[0] * high.amax(axis, keepdim=True), scaled[0] * low.amin(axis, keepdim=True))

@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function does on a GPU, recorded once and played again without Python."""
+"""CUDA graphs: the work of a function on a GPU, recorded once and replayed without Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-class Recorded:
-    """A function of tensors whose first call on a GPU is recorded, and played again by all others.
+class CudaGraph:
+    """Records the first call of a function of tensors on a GPU, and replays it in all later calls.
 
-    Arguments are tensors, of the same shapes in each call, None, or tuples of such. What a call returns is overwritten
-    by the next. The function must not wait for the GPU, may draw from the global random state alone, of which the first
-    call takes no more than others, and may change tensors in place only if three calls too many do no harm.
+    Arguments are tensors of the same shapes in each call, None, or tuples of these. The next call overwrites the
+    results of the last one. The function must not wait for the GPU. It may draw random numbers from the global random
+    state only; the first call draws as many as any other. It may change tensors in place only if three additional
+    calls, the warm-up, do no harm.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -25,18 +26,18 @@ class Recorded:
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return what the function returns."""
+        """Call the function: return its results, in tensors that the next call overwrites."""
         if self._graph is None:
             self._record(inputs)
         assert self._graph is not None
-        for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not given:  # where a call returns its argument, the next takes it as it is
-                _put(own, given)
+        for recorded, argument in zip(self._inputs, inputs, strict=True):
+            if recorded is not argument:  # a result that is a recorded input itself is already in place
+                _copy(recorded, argument)
         self._graph.replay()
         return self._outputs
 
     def _record(self, inputs: Any) -> None:
-        """Warm up on copies of the inputs, on a stream of its own as CUDA asks, then record."""
+        """Warm up on copies of the inputs, on a separate stream as CUDA requires, then record."""
         copies = self._inputs = tree_map(lambda x: None if x is None else x.clone(), inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -50,7 +51,7 @@ class Recorded:
                 self._outputs = self._function(*copies)
 
 
-def _put(own: Any, given: Any) -> None:
-    for to, tensor in zip(tree_leaves(own), tree_leaves(given), strict=True):
+def _copy(recorded: Any, argument: Any) -> None:
+    for to, tensor in zip(tree_leaves(recorded), tree_leaves(argument), strict=True):
         if to is not None and to.data_ptr() != tensor.data_ptr():
             to.copy_(tensor)

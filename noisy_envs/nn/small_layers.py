@@ -1,7 +1,8 @@
-"""Layers of a few features, which `torch.compile` on a GPU with Triton computes by kernels of ours.
+"""Layers with few features, which compiled code on a GPU computes by `noisy_envs.nn.triton_layers`.
 
-They give what torch's layers give, up to rounding, and are faster to learn: see `layer_kernels`. Without compiling the
-time is Python's, and torch's own layers take less of it. They also do what is wide or in half precision.
+The results are those of torch's layers, up to rounding; forward and backward passes are faster. Without compilation
+most of the time is spent in Python, and torch's own layers spend less there. So eager code uses torch's layers, and so
+do wide layers and half precision.
 """
 
 from __future__ import annotations
@@ -11,33 +12,33 @@ from torch import Tensor, nn
 
 try:
     from noisy_envs.nn import triton_layers
-except ImportError:  # torch for a CPU brings no Triton
-    HAS_KERNELS = False
+except ImportError:  # the CPU-only build of torch comes without Triton
+    TRITON_AVAILABLE = False
 else:
-    HAS_KERNELS = True
+    TRITON_AVAILABLE = True
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Map inputs (..., I) by a weight (O, I) and a bias (O,) to (..., O), as `torch.nn.functional.linear`.
+    """Map inputs (..., I) by a weight (O, I) and a bias (O,) to (..., O), as `torch.nn.functional.linear` does.
 
     Raises:
-        RuntimeError: in a backward pass through a compiled backward pass, which torch does not have either.
+        RuntimeError: for second derivatives in compiled code, which torch does not support either.
     """
     fits = inputs.shape[-1] == weight.shape[-1] and (bias is None or bias.shape == weight.shape[:1])
-    if fits and _by_kernels(inputs, weight, bias):  # else torch tells what does not fit
+    if fits and _use_kernels(inputs, weight, bias):  # shapes that do not fit get torch's own error
         result: Tensor = triton_layers.Linear.apply(inputs, weight, bias)
         return result
     return nn.functional.linear(inputs, weight, bias)
 
 
-def _by_kernels(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    given = [inputs, weight] if bias is None else [inputs, weight, bias]
-    exact = all(x.is_cuda and x.dtype == torch.float32 for x in given) and not torch.is_autocast_enabled("cuda")
-    return HAS_KERNELS and torch.compiler.is_compiling() and exact and max(weight.shape) <= triton_layers.WIDEST
+def _use_kernels(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    tensors = [inputs, weight] if bias is None else [inputs, weight, bias]
+    exact = all(x.is_cuda and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cuda")
+    return TRITON_AVAILABLE and torch.compiler.is_compiling() and exact and max(weight.shape) <= triton_layers.MAX_WIDTH
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` by `linear`."""
+    """`torch.nn.Linear`, computed by `linear`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (..., I) to outputs (..., O)."""
@@ -45,12 +46,12 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`torch.nn.LayerNorm`, by a kernel over the last axis with weight and bias."""
+    """`torch.nn.LayerNorm`, computed by a kernel if it normalises the last axis and has weight and bias."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise inputs (..., I)."""
-        whole = self.weight is not None and self.bias is not None and inputs.shape[-1:] == self.normalized_shape
-        if whole and _by_kernels(inputs, self.weight, self.bias):
+        supported = self.weight is not None and self.bias is not None and inputs.shape[-1:] == self.normalized_shape
+        if supported and _use_kernels(inputs, self.weight, self.bias):
             result: Tensor = triton_layers.LayerNorm.apply(inputs, self.weight, self.bias, self.eps)
             return result
         return super().forward(inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisy_envs.nn.attention import HAS_KERNELS, narrow_attention
+from noisy_envs.nn.attention import TRITON_AVAILABLE, narrow_attention
 from noisy_envs.nn.small_layers import LayerNorm, Linear
 
 MAX_NARROW_WIDTH = 2  # of a head, up to which `narrow_attention` is faster than torch's attention
@@ -63,7 +63,9 @@ class EncoderLayer(nn.Module):
         """Return the outputs of the heads side by side, as x."""
         dropout = self.attention_dropout if self.training else 0.0
         # Narrow heads waste the matrix units that torch's kernels use; eager loops on a CPU would store all scores.
-        narrow = self.head_width <= MAX_NARROW_WIDTH and (torch.compiler.is_compiling() or (HAS_KERNELS and x.is_cuda))
+        narrow = self.head_width <= MAX_NARROW_WIDTH and (
+            torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda)
+        )
         if narrow and not dropout:
             weight = self.query_key_value.weight
             return narrow_attention(x, weight, mask, self.scale, self.token_axis, self.head_width)

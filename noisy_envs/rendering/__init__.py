@@ -1,1 +1,1 @@
-"""Pictures: environments drawn by pygame, the viewer's window, films, and trained agents to be watched."""
+"""Images and films of environments (pygame), the viewer, and trained agents to watch."""

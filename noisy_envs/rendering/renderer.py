@@ -1,8 +1,8 @@
-"""Drawing: a picture of one world, as an array or in a window.
+"""Rendering: a picture of one environment, as an array or in a window.
 
-One function for each game (`SCENES`) turns its state into a `Scene`, what to draw in units of the world, or into a
-`Board` of cells, and so does the method `scene` of a game of your own; the rest of the module paints any of them.
-pygame is imported at the first drawing, and an array needs no display.
+For each game a function of `SCENES`, or the method `render_scene` of a game of your own, turns a state into a `Scene`,
+which is measured in units of the game's plane, or into a `Board` of cells. The rest of the module paints scenes and
+boards. pygame is imported at the first drawing; an array needs no display.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from noisy_envs.games import box_world, box_world_levels
 from noisy_envs.games import simple_centroid as centroid
 from noisy_envs.games import simple_tag as tag
 from noisy_envs.games.particles import ABSENT, State
+from noisy_envs.registration import one_line
 from noisy_envs.rendering.window import Window
 
 if TYPE_CHECKING:
@@ -36,132 +37,137 @@ WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205,
 GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
 DARK_RED, BRIGHT_GREEN = (196, 16, 28), (84, 214, 96)
 AMBER, YELLOW = (255, 166, 0), (255, 224, 32)
-MARGIN = 0.5  # units of the world between the outermost start and the border
-# shares of the picture's size
+MARGIN = 0.5  # units between the outermost initial position and the border
+# fractions of the picture's size
 BAND = 0.055  # height of the caption, and of the legend
-TEXT = 0.031  # height of a font
-LEGIBLE = 0.011  # least radius of an entity
+TEXT = 0.031  # height of the font
+MIN_RADIUS = 0.011  # smallest radius of an entity
 HALO = 0.035  # width of the strongest halo
-HALO_SHARE = 0.25  # the same, of a cell
-SMOOTH = 2  # a picture is painted so many times too large and scaled down, which smooths edges
+CELL_HALO = 0.25  # the same, as a fraction of a cell
+SMOOTH = 2  # a picture is painted this many times larger and scaled down, which smooths edges
 
 
-class Kind(NamedTuple):
-    """How things of one kind look; kinds differ in lightness and shape too, for eyes that confuse colours."""
+class Marker(NamedTuple):
+    """How entities of one type look. Markers differ in lightness and shape too, for colour-blind viewers."""
 
-    name: str  # in the legend
-    radius: float  # units of the world
+    name: str  # label in the legend
+    radius: float  # units of the plane
     color: Color
-    core: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: share of the radius, colour
-    shape: str = (
-        "disc"  # "disc", "ring", "diamond", "star", "cross", "square", "halo", or "box", two cells, one of its `core`
-    )
+    inner: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: fraction of the radius, colour
+    shape: str = "disc"  # or "ring", "diamond", "star", "cross", "square", "halo", "box": two cells, one of `inner`
 
 
 class Item(NamedTuple):
-    """A thing to draw."""
+    """An object to draw."""
 
-    kind: Kind
-    x: float  # units of the world
+    marker: Marker
+    x: float  # units of the plane
     y: float
     halo: float = 0.0  # strength, 0 to 1
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture in units of the world, seen by a camera above the origin that never moves."""
+    """A picture of a plane, seen by a fixed camera above the origin."""
 
-    reach: float  # half the height that the camera sees
-    kinds: tuple[Kind, ...]  # the legend; earlier kinds lie on later ones
+    reach: float  # half the height that the camera sees, in units of the plane
+    markers: tuple[Marker, ...]  # the legend; earlier markers are drawn over later ones
     items: list[Item]
     arena: float = 0.0  # half the side of a square to outline; 0 for none
 
 
 @dataclass(frozen=True)
 class Board:
-    """A square of cells, w along a side."""
+    """A square of w by w cells."""
 
     colors: Picture  # (w, w, 3)
-    outlined: list[tuple[int, int, int]]  # row, column and length of cells in a row that belong together
+    outlines: list[tuple[int, int, int]]  # row, column and length of horizontal groups of cells
     halos: Array  # (w, w) strengths, 0 to 1
-    kinds: tuple[Kind, ...]  # the legend
+    markers: tuple[Marker, ...]  # the legend
 
 
-AGENT = Kind("agent", centroid.AGENT_RADIUS, GREEN)
-OTHER = Kind("other agents", centroid.AGENT_RADIUS, PALE_GREEN)
-SIGNAL = Kind("signal", centroid.SIGNAL_RADIUS, BLUE, ((0.78, WHITE), (0.54, BLUE)))
-NOISE = Kind("noise", centroid.NOISE_RADIUS, RED, ((0.64, WHITE),))
-CENTROID = Kind("centroid", 0.16, BLACK, shape="cross")  # larger than what may lie on it
-PREDATOR = Kind("predator", tag.PREDATOR_RADIUS, DARK_RED)
-PREDATORS = Kind("other predators", tag.PREDATOR_RADIUS, DARK_RED, ((0.55, WHITE),))
-PREY = Kind("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
-CATCH_FLASH = Kind("catch", 0.2, YELLOW, shape="star")
-SOLID_OBSTACLE = Kind("obstacle", tag.OBSTACLE_RADIUS, BLACK)
-NOISE_OBSTACLE = Kind("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
-ONE_KEY, OTHER_KEY = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # of 19
+AGENT = Marker("agent", centroid.AGENT_RADIUS, GREEN)
+OTHER = Marker("other agents", centroid.AGENT_RADIUS, PALE_GREEN)
+SIGNAL = Marker("signal", centroid.SIGNAL_RADIUS, BLUE, ((0.78, WHITE), (0.54, BLUE)))
+NOISE = Marker("noise", centroid.NOISE_RADIUS, RED, ((0.64, WHITE),))
+CENTROID = Marker("centroid", 0.16, BLACK, shape="cross")  # larger than what may lie on it
+PREDATOR = Marker("predator", tag.PREDATOR_RADIUS, DARK_RED)
+PREDATORS = Marker("other predators", tag.PREDATOR_RADIUS, DARK_RED, ((0.55, WHITE),))
+PREY = Marker("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
+CATCH_FLASH = Marker("catch", 0.2, YELLOW, shape="star")
+SOLID_OBSTACLE = Marker("obstacle", tag.OBSTACLE_RADIUS, BLACK)
+NOISE_OBSTACLE = Marker("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
+KEY_COLOR, CONTENT_COLOR = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # two of 19
 AGENT_CELL, GEM_CELL, HELD_CELL = (
-    Kind(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
+    Marker(name, 0.0, tuple(box_world.PALETTE[color].tolist()), shape="square")
     for name, color in (
         ("agent", box_world_levels.AGENT),
         ("gem", box_world_levels.GEM),
         ("held key: top left", box_world_levels.FRAME),
     )
 )
-KEY_CELL = Kind("loose key", 0.0, ONE_KEY, shape="square")
-BOX_CELLS = Kind("content, lock", 0.0, OTHER_KEY, ((1.0, ONE_KEY),), shape="box")
+KEY_CELL = Marker("loose key", 0.0, KEY_COLOR, shape="square")
+BOX_CELLS = Marker("content, lock", 0.0, CONTENT_COLOR, ((1.0, KEY_COLOR),), shape="box")
 CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
-WEIGHT = Kind("weight", 0.0, AMBER, shape="halo")  # in the legend alone
+WEIGHT = Marker("attention", 0.0, AMBER, shape="halo")  # in the legend only
 
 
-def _seen(state: State, halos: Array, looks: dict[int, Kind], first: Kind) -> list[Item]:
-    """Show all entities present: the first agent as `first`, others as their roles look; halos as its tokens."""
+def _items(state: State, halos: Array, markers: dict[int, Marker], first: Marker) -> list[Item]:
+    """Return all entities that are present, with the halos of the first agent's tokens.
+
+    The first agent has the marker `first`; `markers` maps the roles of the others.
+    """
     rows = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])  # (N, 5), in the order of the tokens
     return [
-        Item(looks[int(role)] if token else first, float(x), float(y), float(halos[token]))
+        Item(markers[int(role)] if token else first, float(x), float(y), float(halos[token]))
         for token, (x, y, _, _, role) in enumerate(rows)
         if role != ABSENT
     ]
 
 
-def simple_centroid_scene(core: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
-    """Show a world of SimpleCentroid; `halos` (N,) in the order of the first agent's tokens."""
-    items = _seen(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
-    middle = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
-    items.append(Item(CENTROID, float(middle[0]), float(middle[1])))
-    played = {OTHER: core.num_agents > 1, NOISE: core.num_entities > core.num_movers}
-    kinds = tuple(kind for kind in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if played.get(kind, True))
-    return Scene(core.start_reach + MARGIN, kinds, items)
+def simple_centroid_scene(game: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
+    """Return the scene of SimpleCentroid; `halos` (N,) are in the order of the first agent's tokens."""
+    items = _items(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
+    x, y = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
+    items.append(Item(CENTROID, float(x), float(y)))
+    optional = {OTHER: game.num_agents > 1, NOISE: game.num_entities > game.num_movers}
+    markers = tuple(marker for marker in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if optional.get(marker, True))
+    return Scene(game.start_reach + MARGIN, markers, items)
 
 
-def simple_tag_scene(core: tag.SimpleTag, state: State, halos: Array) -> Scene:
-    """Show a world of SimpleTag; `halos` (N,) in the order of the first predator's tokens.
+def simple_tag_scene(game: tag.SimpleTag, state: State, halos: Array) -> Scene:
+    """Return the scene of SimpleTag; `halos` (N,) are in the order of the first predator's tokens.
 
-    Obstacles that collide with nothing are hollow. A star lies behind each prey that is caught.
+    Obstacles that do not collide are hollow. A star appears behind each caught prey.
     """
-    obstacle = SOLID_OBSTACLE if core.obstacles_matter else NOISE_OBSTACLE
-    looks = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
-    items = _seen(state, halos, looks, PREDATOR)
-    prey = state.mover[core.num_predators :, :2]
-    caught = core.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
+    obstacle = SOLID_OBSTACLE if game.obstacles_matter else NOISE_OBSTACLE
+    roles = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
+    items = _items(state, halos, roles, PREDATOR)
+    prey = state.mover[game.num_predators :, :2]
+    caught = game.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
     items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]
-    played = {PREDATORS: core.num_predators > 1, obstacle: core.num_entities > core.num_movers}
-    kinds = tuple(kind for kind in (PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle) if played.get(kind, True))
-    return Scene(core.start_reach + MARGIN, kinds, items, arena=tag.OUTSIDE)
+    optional = {PREDATORS: game.num_predators > 1, obstacle: game.num_entities > game.num_movers}
+    legend = PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle
+    markers = tuple(marker for marker in legend if optional.get(marker, True))
+    return Scene(game.start_reach + MARGIN, markers, items, arena=tag.OUTSIDE)
 
 
-def box_world_board(core: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
-    """Show a world of BoxWorld as the paper does, `halos` (N,) on the cells of the tokens; each box has an outline."""
-    worlds = box_world.State(*(field[None] for field in state))
-    square = core.width, core.width
-    strengths = np.zeros(core.width * core.width)
-    strengths[core.shown(worlds)[0]] = halos
-    strengths[core.nowhere] = 0.0  # what is absent
-    (level,) = core.worlds(worlds)
-    outlined = [(*divmod(box.cell, core.width), 2) for box in level.boxes]
+def box_world_board(game: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
+    """Return the board of BoxWorld, drawn as in the paper, with an outline around each box.
+
+    `halos` (N,) are in the order of the tokens, and appear on their cells.
+    """
+    batch = box_world.State(*(field[None] for field in state))
+    square = game.width, game.width
+    strengths = np.zeros(game.width * game.width)
+    strengths[game.token_cells(batch)[0]] = halos
+    strengths[game.nowhere] = 0.0  # the cell of absent tokens
+    (level,) = game.levels(batch)
+    outlines = [(*divmod(box.cell, game.width), 2) for box in level.boxes]
     if level.key[1] == box_world_levels.GEM:
-        outlined.append((0, 0, 1))
-    colors = box_world.PALETTE[core.picture(worlds)[0]].reshape(*square, 3)
-    return Board(colors, outlined, strengths.reshape(square), CELLS)
+        outlines.append((0, 0, 1))
+    colors = box_world.PALETTE[game.picture(batch)[0]].reshape(*square, 3)
+    return Board(colors, outlines, strengths.reshape(square), CELLS)
 
 
 SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
@@ -172,53 +178,55 @@ SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
 
 
 class Renderer:
-    """Draws the worlds of one core: as arrays, or in a window of its own."""
+    """Draws the states of one game, as arrays or in a window."""
 
-    def __init__(self, core: Any, mode: str, fps: int = 10, size: int = 600) -> None:
-        """Choose what to draw; nothing opens before the first drawing.
+    def __init__(self, game: Any, mode: str, fps: int = 10, size: int = 600) -> None:
+        """Prepare; a window opens at the first drawing.
 
         Args:
-            core: the rules of the game.
+            game: rules of the game.
             mode: "rgb_array" or "human".
-            fps: frames a second at most, in mode "human" only.
+            fps: maximum number of frames per second, in mode "human" only.
             size: width and height in pixels.
 
         Raises:
-            ValueError: naming the option, its value and what is allowed.
+            ValueError: naming the argument, its value and what is expected.
         """
-        if core.name not in SCENES and not hasattr(core, "scene"):
-            raise ValueError(f"cannot draw {core.name!r}, only {', '.join(SCENES)} and games with a method `scene`")
+        if game.name not in SCENES and not hasattr(game, "render_scene"):
+            raise ValueError(f"game={game.name!r}: expected {', '.join(SCENES)} or a game with a method `render_scene`")
         if mode not in ("human", "rgb_array"):
-            raise ValueError(f"mode={mode!r} must be 'human' or 'rgb_array'")
-        if fps < 1 or size < 100:
-            raise ValueError(f"fps={fps} must be at least 1 and size={size} at least 100")
-        self.core, self.mode, self.fps, self.size = core, mode, fps, size
-        self._window = Window(core.name, (size, size), fps)
+            raise ValueError(f"mode={mode!r}: expected 'human' or 'rgb_array'")
+        if fps < 1:
+            raise ValueError(f"fps={fps}: expected at least 1")
+        if size < 100:
+            raise ValueError(f"size={size}: expected at least 100")
+        self.game, self.mode, self.fps, self.size = game, mode, fps, size
+        self._window = Window(game.name, (size, size), fps)
 
     def draw(
-        self, state: Any, step: int, total_return: float, weights: Any = None, meaning: str = "weight"
+        self, state: Any, step: int, total_return: float, weights: Any = None, overlay: str = "attention"
     ) -> Picture | None:
-        """Draw one world.
+        """Draw a state.
 
         Args:
-            state: of the core, NumPy arrays without the batch axis. It is not changed.
+            state: state of the game: NumPy arrays without batch axis. It is not changed.
             step: steps played in this episode, for the caption.
             total_return: sum of rewards so far, for the caption.
-            weights: (N,) weights of a pooling head over the tokens of the first agent, or (w, w) over pixels, none
-                negative. The largest gets the strongest halo.
-            meaning: what they are, in the legend.
+            weights: weights (N,) of the first agent's tokens in a pooling head, or (w, w) of pixels, not negative. The
+                largest weight gets the strongest halo.
+            overlay: name of the weights in the legend.
 
         Returns:
-            A new array uint8 (size, size, 3), or None in mode "human", where nothing is drawn any more once the person
-            has closed the window.
+            A new array (size, size, 3) uint8, or None in mode "human". After the user has closed the window, nothing is
+            drawn.
         """
         if self._window.dismissed:
             return None
-        halos = _halos(weights, self.core.observation_bounds[0].shape[:-1])
-        own = getattr(self.core, "scene", None)
-        scene = own(state, halos) if own else SCENES[self.core.name](self.core, state, halos)
+        halos = _halos(weights, self.game.observation_bounds[0].shape[:-1])
+        method = getattr(self.game, "render_scene", None)
+        scene = method(state, halos) if method else SCENES[self.game.name](self.game, state, halos)
         if weights is not None:
-            scene = replace(scene, kinds=(*scene.kinds, WEIGHT._replace(name=meaning)))
+            scene = replace(scene, markers=(*scene.markers, WEIGHT._replace(name=overlay)))
         # + 0.0 turns -0.0 into 0.0
         picture = paint(scene, f"step {step}     return {round(float(total_return), 3) + 0.0:.3f}", self.size)
         if self.mode == "human":
@@ -227,14 +235,14 @@ class Renderer:
         import pygame
 
         pixels = np.frombuffer(pygame.image.tobytes(picture, "RGB"), np.uint8)
-        return pixels.reshape(self.size, self.size, 3).copy()  # a buffer of bytes is read-only
+        return pixels.reshape(self.size, self.size, 3).copy()  # an array over bytes is read-only
 
     def close(self) -> None:
-        """Close the window, and no other; drawing again opens a new one."""
+        """Close this renderer's window; drawing again opens a new one."""
         self._window.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give a copy a window of its own."""
+        """Give each copy a separate window."""
         return {**self.__dict__, "_window": copy(self._window)}
 
 
@@ -247,49 +255,49 @@ def paint(scene: Scene | Board, caption: str, size: int) -> pygame.Surface:
     canvas.fill(WHITE)
     view = pygame.Rect(0, band, large, large - 2 * band)
     canvas.set_clip(view)
-    hidden = False
+    out_of_view = False
     if isinstance(scene, Board):
         _paint_board(canvas, view, scene)
     else:
-        hidden = _paint_world(canvas, view, scene)
+        out_of_view = _paint_scene(canvas, view, scene)
     canvas.set_clip(None)
     pygame.font.init()
-    font = pygame.font.Font(None, round(TEXT * large))  # not kept: a pygame.quit() elsewhere would end it
+    font = pygame.font.Font(None, round(TEXT * large))  # not stored: a pygame.quit() elsewhere would invalidate it
     text = font.render(caption, True, BLACK)
     canvas.blit(text, text.get_rect(midleft=(band / 2, band / 2)))
-    if hidden:
+    if out_of_view:
         text = font.render("out of view", True, BLACK)
         place = text.get_rect(midright=(large - band / 2, band / 2))
         canvas.blit(text, place)
-        _paint_arrow(canvas, BLACK, (place.left - band / 2, band / 2), 0.0, 1.4 * LEGIBLE * large)
-    _paint_legend(canvas, font, large - band / 2, scene.kinds)
+        _paint_arrow(canvas, BLACK, (place.left - band / 2, band / 2), 0.0, 1.4 * MIN_RADIUS * large)
+    _paint_legend(canvas, font, large - band / 2, scene.markers)
     return pygame.transform.smoothscale(canvas, (size, size))
 
 
-def _paint_world(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> bool:
-    """Paint grid and things; an arrow at the border stands for a thing out of view. Tell whether there is one."""
-    least, scale = LEGIBLE * canvas.get_width(), view.height / 2 / scene.reach
+def _paint_scene(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> bool:
+    """Paint grid and items; tell whether an item is out of view, where an arrow at the border represents it."""
+    min_radius, scale = MIN_RADIUS * canvas.get_width(), view.height / 2 / scene.reach
     _paint_grid(canvas, view, scale, scene.arena)
-    border = view.inflate(-4 * least, -4 * least)
-    things = []
-    for item in sorted(scene.items, key=lambda item: scene.kinds.index(item.kind), reverse=True):
-        # pygame takes no numpy.float32, such as a state holds
+    border = view.inflate(-4 * min_radius, -4 * min_radius)
+    placed = []
+    for item in sorted(scene.items, key=lambda item: scene.markers.index(item.marker), reverse=True):
+        # a game of your own may give numpy.float32, which pygame does not accept
         x, y = view.centerx + scale * float(item.x), view.centery - scale * float(item.y)
-        near = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
-        things.append((item, max(item.kind.radius * scale, least), (x, y), near, view.collidepoint(x, y)))
-    for item, radius, place, near, seen in things:  # all halos first, so that none hides a thing
-        _paint_halo(canvas, place if seen else near, radius, item.halo)
-    for item, radius, place, near, seen in things:
-        if seen:
-            _paint_kind(canvas, item.kind, place, radius)
+        nearest = (min(max(x, border.left), border.right), min(max(y, border.top), border.bottom))
+        placed.append((item, max(item.marker.radius * scale, min_radius), (x, y), nearest, view.collidepoint(x, y)))
+    for item, radius, place, nearest, visible in placed:  # all halos first, so that no halo hides an item
+        _paint_halo(canvas, place if visible else nearest, radius, item.halo)
+    for item, radius, place, nearest, visible in placed:
+        if visible:
+            _paint_marker(canvas, item.marker, place, radius)
         else:
-            angle = math.atan2(place[1] - near[1], place[0] - near[0])
-            _paint_arrow(canvas, item.kind.color, near, angle, 1.4 * least)
-    return not all(seen for *_, seen in things)
+            angle = math.atan2(place[1] - nearest[1], place[0] - nearest[0])
+            _paint_arrow(canvas, item.marker.color, nearest, angle, 1.4 * min_radius)
+    return not all(visible for *_, visible in placed)
 
 
 def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> None:
-    """Paint cells, outlines, and halos as borders inside their cells."""
+    """Paint cells, outlines, and halos as borders inside cells."""
     import pygame
 
     count = len(board.colors)
@@ -303,25 +311,25 @@ def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> Non
     for row, column in np.ndindex(count, count):
         color = board.colors[row, column].tolist()
         pygame.draw.rect(canvas, color, cells(row, column))
-        if any(color):  # no lines in the frame
+        if any(color):  # no lines in the black frame
             pygame.draw.rect(canvas, AXES, cells(row, column), 1)
-    for outline in board.outlined:
+    for outline in board.outlines:
         pygame.draw.rect(canvas, BLACK, cells(*outline), 2 * SMOOTH)
     for row, column in zip(*board.halos.nonzero(), strict=True):
-        width = round(float(board.halos[row, column]) * side * HALO_SHARE)
+        width = round(float(board.halos[row, column]) * side * CELL_HALO)
         if width:
             pygame.draw.rect(canvas, BLACK, cells(row, column).inflate(2, 2), width + 2)
             pygame.draw.rect(canvas, AMBER, cells(row, column), width)
 
 
 def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: float) -> None:
-    """Paint lines a unit (or a power of ten of it) apart, those through the origin darker, and the arena's edge."""
+    """Paint grid lines at a distance of one unit or a power of ten of it, darker axes, and the arena's edge."""
     import pygame
 
-    apart = scale * 10.0 ** math.ceil(math.log10(view.width / scale / 20))
-    lines = math.ceil(view.width / 2 / apart)
+    distance = scale * 10.0 ** math.ceil(math.log10(view.width / scale / 20))
+    lines = math.ceil(view.width / 2 / distance)
     for line in sorted(range(-lines, lines + 1), key=abs, reverse=True):
-        x, y = view.centerx + line * apart, view.centery + line * apart
+        x, y = view.centerx + line * distance, view.centery + line * distance
         pygame.draw.line(canvas, GRID if line else AXES, (x, view.top), (x, view.bottom), SMOOTH)
         pygame.draw.line(canvas, GRID if line else AXES, (view.left, y), (view.right, y), SMOOTH)
     pygame.draw.rect(canvas, AXES, view, SMOOTH)
@@ -331,46 +339,46 @@ def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: 
         pygame.draw.rect(canvas, AXES, edge, 2 * SMOOTH)
 
 
-def _paint_kind(canvas: pygame.Surface, kind: Kind, place: Point, radius: float) -> None:
-    """Paint one thing."""
+def _paint_marker(canvas: pygame.Surface, marker: Marker, place: Point, radius: float) -> None:
+    """Paint a marker."""
     import pygame
 
     x, y = place
-    if kind.shape == "cross":
-        for color, width, length in ((WHITE, 5, radius + SMOOTH), (kind.color, 2, radius)):
+    if marker.shape == "cross":
+        for color, width, length in ((WHITE, 5, radius + SMOOTH), (marker.color, 2, radius)):
             pygame.draw.line(canvas, color, (x - length, y), (x + length, y), width * SMOOTH)
             pygame.draw.line(canvas, color, (x, y - length), (x, y + length), width * SMOOTH)
-    elif kind.shape == "square":
+    elif marker.shape == "square":
         square = pygame.Rect(x - radius, y - radius, 2 * radius, 2 * radius)
-        pygame.draw.rect(canvas, kind.color, square)
+        pygame.draw.rect(canvas, marker.color, square)
         pygame.draw.rect(canvas, BLACK, square, SMOOTH)
-    elif kind.shape == "box":
-        for left, color in ((x - 1.25 * radius, kind.color), (x, kind.core[0][1])):
+    elif marker.shape == "box":
+        for left, color in ((x - 1.25 * radius, marker.color), (x, marker.inner[0][1])):
             pygame.draw.rect(canvas, color, (left, y - radius, 1.25 * radius, 2 * radius))
         pygame.draw.rect(canvas, BLACK, (x - 1.25 * radius, y - radius, 2.5 * radius, 2 * radius), SMOOTH)
-    elif kind.shape == "ring":
-        pygame.draw.circle(canvas, kind.color, place, radius, 2 * SMOOTH)
-    elif kind.shape == "star":
+    elif marker.shape == "ring":
+        pygame.draw.circle(canvas, marker.color, place, radius, 2 * SMOOTH)
+    elif marker.shape == "star":
         pygame.draw.polygon(canvas, BLACK, _star(place, radius + 2 * SMOOTH, 9))
-        pygame.draw.polygon(canvas, kind.color, _star(place, radius, 9))
-    elif kind.shape == "diamond":
-        corner = 1.25 * radius  # as large as the disc
-        for color, size in ((BLACK, corner + 2 * SMOOTH), (kind.color, corner)):
+        pygame.draw.polygon(canvas, marker.color, _star(place, radius, 9))
+    elif marker.shape == "diamond":
+        corner = 1.25 * radius  # about the area of the disc
+        for color, size in ((BLACK, corner + 2 * SMOOTH), (marker.color, corner)):
             pygame.draw.polygon(canvas, color, [(x - size, y), (x, y - size), (x + size, y), (x, y + size)])
     else:
-        pygame.draw.circle(canvas, WHITE, place, radius + SMOOTH)  # parts things that overlap
-        for share, color in ((1.0, kind.color), *kind.core):
-            pygame.draw.circle(canvas, color, place, share * radius)
+        pygame.draw.circle(canvas, WHITE, place, radius + SMOOTH)  # separates overlapping items
+        for fraction, color in ((1.0, marker.color), *marker.inner):
+            pygame.draw.circle(canvas, color, place, fraction * radius)
 
 
 def _star(place: Point, radius: float, points: int) -> list[Point]:
     """Return the corners of a star."""
-    turns = [(math.pi * corner / points, radius if corner % 2 else 0.6 * radius) for corner in range(2 * points)]
-    return [(place[0] + far * math.cos(angle), place[1] + far * math.sin(angle)) for angle, far in turns]
+    polar = [(math.pi * corner / points, radius if corner % 2 else 0.6 * radius) for corner in range(2 * points)]
+    return [(place[0] + r * math.cos(angle), place[1] + r * math.sin(angle)) for angle, r in polar]
 
 
 def _paint_arrow(canvas: pygame.Surface, color: Color, place: Point, angle: float, radius: float) -> None:
-    """Paint a triangle that points out of the picture."""
+    """Paint a triangle that points in the direction of an angle."""
     import pygame
 
     corners = [angle + turn for turn in (0.0, 2.4, -2.4)]
@@ -379,7 +387,7 @@ def _paint_arrow(canvas: pygame.Surface, color: Color, place: Point, angle: floa
 
 
 def _paint_halo(canvas: pygame.Surface, place: Point, radius: float, strength: float) -> None:
-    """Paint a glow around a thing, wider and denser with its strength."""
+    """Paint a glow whose width and density grow with its strength."""
     import pygame
 
     width = strength * HALO * canvas.get_width()
@@ -394,28 +402,32 @@ def _paint_halo(canvas: pygame.Surface, place: Point, radius: float, strength: f
     canvas.blit(glow, (place[0] - reach, place[1] - reach))
 
 
-def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, kinds: tuple[Kind, ...]) -> None:
-    """Paint an icon and a label for each kind, in a row around the middle of the canvas at height `y`."""
-    icon = BAND / 2 * canvas.get_width()
-    labels = [font.render(kind.name, True, BLACK) for kind in kinds]
-    x = (canvas.get_width() - sum(2.3 * icon + label.get_width() for label in labels) + icon) / 2
-    for kind, label in zip(kinds, labels, strict=True):
-        if kind.shape == "halo":
+def _paint_legend(canvas: pygame.Surface, font: pygame.font.Font, y: float, markers: tuple[Marker, ...]) -> None:
+    """Paint an icon and a label for each marker, in a centred row at height `y`."""
+    width = canvas.get_width()
+    icon = BAND / 2 * width
+    labels = [font.render(marker.name, True, BLACK) for marker in markers]
+    filled = sum(1.3 * icon + label.get_width() for label in labels)
+    gap = min(icon, (0.98 * width - filled) / max(len(labels) - 1, 1))  # a long legend has narrow gaps
+    x = (width - filled - gap * (len(labels) - 1)) / 2
+    for marker, label in zip(markers, labels, strict=True):
+        if marker.shape == "halo":
             _paint_halo(canvas, (x + icon / 2, y), 1.0, 0.5)
         else:
-            _paint_kind(canvas, kind, (x + icon / 2, y), LEGIBLE * canvas.get_width())
+            _paint_marker(canvas, marker, (x + icon / 2, y), MIN_RADIUS * width)
         canvas.blit(label, label.get_rect(midleft=(x + 1.3 * icon, y)))
-        x += 2.3 * icon + label.get_width()
+        x += 1.3 * icon + label.get_width() + gap
 
 
 def _halos(weights: Any, shape: tuple[int, ...]) -> Array:
-    """Turn weights (N,), or of pixels (w, w), into strengths of halos (N,) relative to the largest; none without."""
+    """Divide weights (N,) or (w, w) by the largest: strengths of halos (N,); zeros without weights."""
     count = math.prod(shape)
     try:
-        given = np.zeros(shape) if weights is None else as_numpy(weights).astype(np.float64)
+        array = np.zeros(shape) if weights is None else as_numpy(weights).astype(np.float64)
     except ValueError:  # no numbers, or a ragged list
-        given = np.zeros(())
-    if given.shape not in (shape, (count,)) or not (np.isfinite(given) & (given >= 0)).all():
-        raise ValueError(f"weights={weights!r} must be {count} finite numbers, one a token, none negative")
-    strengths: Array = given.ravel() / (given.max() or 1.0)
+        array = np.zeros(())
+    if array.shape not in (shape, (count,)) or not (np.isfinite(array) & (array >= 0)).all():
+        expected = f"expected {count} finite numbers, one for each token, none negative"
+        raise ValueError(one_line(f"weights={weights!r}: {expected}"))
+    strengths: Array = array.ravel() / (array.max() or 1.0)
     return strengths

@@ -1,6 +1,6 @@
-"""Bars under the picture of a world: what each token weighs in the pool, in an order that never changes.
+"""Bars below a picture: the weight of each token, in a fixed order.
 
-`N` tokens. Environments of others draw themselves, so that nothing in their pictures can get a halo.
+Other Gymnasium environments draw their own pictures, in which tokens cannot get halos. Shapes: `N` tokens.
 """
 
 from __future__ import annotations
@@ -21,88 +21,89 @@ Picture = npt.NDArray[np.uint8]
 
 SIGNAL, NOISE = (16, 120, 44), (240, 150, 140)  # the paper's green and red, of different lightness
 INK, LINE, PAPER = (30, 30, 30), (205, 205, 205), (255, 255, 255)
-HEIGHT, ROW, TEXT = 104, 22, 18  # pixels: of the strip, of a line of words, of their font
-NARROW = 300  # pixels of width that hold no words
-MARGIN, GAP = 10, 14  # pixels at both sides, and between signal and noise
-SHARE = 0.6  # of the width that signal has at least, so that the names of a few features can be read
+HEIGHT, ROW, TEXT = 104, 22, 18  # pixels: heights of the strip, of a line of text, and of the font
+MIN_TEXT_WIDTH = 300  # pixels; narrower strips have no text
+MARGIN, GAP = 10, 14  # pixels: at both sides, and between signal and noise
+MIN_SIGNAL_WIDTH = 0.6  # fraction of the width, so that the names of a few signal features fit
 
 
-def under(
-    picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec, meaning: str
+def add_bars(
+    picture: Picture, weights: Array | None, signal: Array, tokens: Array, spec: TokenSpec, overlay: str
 ) -> Picture:
-    """Add a strip with a bar for each token, as high as its weight against the largest: (H + h, W, 3).
+    """Add a strip below a picture, with a bar for each token as high as its weight: (H + h, W, 3).
 
     Args:
-        picture: (H, W, 3).
-        weights: (N,), none negative; without them the strip is blank.
-        signal: bool (N,); these tokens come first, in dark green, the others in light red.
-        tokens: (N, D), whose roles order and name the bars; padding has none.
-        spec: what they mean.
-        meaning: what the weights are.
+        picture: picture (H, W, 3).
+        weights: weights (N,), not negative; None for a blank strip.
+        signal: signal tokens, bool (N,). They come first, in dark green; the others are light red.
+        tokens: tokens (N, D). Their roles order and name the bars; padding has no bar.
+        spec: meaning of the tokens.
+        overlay: name of the weights in the legend.
     """
     import pygame
 
-    width, words = picture.shape[1], picture.shape[1] >= NARROW
-    strip = pygame.Surface((width, HEIGHT if words else HEIGHT - 2 * ROW), depth=32)
+    width, has_text = picture.shape[1], picture.shape[1] >= MIN_TEXT_WIDTH
+    strip = pygame.Surface((width, HEIGHT if has_text else HEIGHT - 2 * ROW), depth=32)
     strip.fill(PAPER)
     if weights is not None:
         order, names = _ordered(signal, tokens, spec)
-        floor = strip.get_height() - (ROW if words else 0)
+        floor = strip.get_height() - (ROW if has_text else 0)
         edges = _edges(width, signal[order])
         for token, (left, right) in zip(order, edges, strict=True):
-            height = max(round(float(weights[token] / (weights.max() or 1)) * (floor - (ROW if words else 2))), 1)
+            full = floor - (ROW if has_text else 2)
+            height = max(round(float(weights[token] / (weights.max() or 1)) * full), 1)
             bar = pygame.Rect(left, floor - height, max(right - left - 1, 1), height)
             pygame.draw.rect(strip, SIGNAL if signal[token] else NOISE, bar)
-        if words:
-            _name(strip, names, edges, floor)
-            _explain(strip, f"{meaning}, the largest {weights.max():.2f}")
+        if has_text:
+            _write_names(strip, names, edges, floor)
+            _write_legend(strip, f"{overlay}, the largest {weights.max():.2f}")
     pixels = np.frombuffer(pygame.image.tobytes(strip, "RGB"), np.uint8).reshape(strip.get_height(), width, 3)
     return np.concatenate([picture, pixels])
 
 
 def _ordered(signal: Array, tokens: Array, spec: TokenSpec) -> tuple[list[int], list[str]]:
-    """Return the tokens as they stand, signal first, then by role, and the name of each."""
-    roles = tokens[:, spec.marker] if spec.roles else np.zeros(len(tokens))
-    known = {number: name for name, number in spec.roles.items()}
+    """Return the tokens in the order of their bars, signal first, then by role, and the name of each."""
+    roles = tokens[:, spec.padding_feature] if spec.roles else np.zeros(len(tokens))
+    role_names = {number: name for name, number in spec.roles.items()}
     order = np.lexsort([roles, ~signal])
     shown = [int(token) for token in order if not spec.padded or spec.mask(tokens[token])]
-    return shown, [known.get(int(roles[i]), "signal" if signal[i] else "noise") for i in shown]
+    return shown, [role_names.get(int(roles[i]), "signal" if signal[i] else "noise") for i in shown]
 
 
 def _edges(width: int, signal: Array) -> list[tuple[int, int]]:
-    """Return the left and right ends of bars, those of signal first and apart from the others."""
+    """Return the left and right edges of the bars; a gap separates the bars of signal from the others."""
     first, last = MARGIN, width - MARGIN
     count, total = int(signal.sum()), len(signal)
     if count in (0, total):
         ends = np.linspace(first, last, total + 1).round().astype(int).tolist()
         return list(itertools.pairwise(ends))
-    middle = first + (last - first) * max(count / total, SHARE)
+    middle = first + (last - first) * max(count / total, MIN_SIGNAL_WIDTH)
     left = np.linspace(first, middle - GAP / 2, count + 1).round().astype(int).tolist()
     right = np.linspace(middle + GAP / 2, last, total - count + 1).round().astype(int).tolist()
     return [*itertools.pairwise(left), *itertools.pairwise(right)]
 
 
-def _name(strip: pygame.Surface, names: list[str], edges: list[tuple[int, int]], floor: int) -> None:
-    """Write below the bars what they are, once for neighbours of one name; what does not fit is cut."""
+def _write_names(strip: pygame.Surface, names: list[str], edges: list[tuple[int, int]], floor: int) -> None:
+    """Write the names below the bars, once for neighbours of one name; names that do not fit are left out."""
     import pygame
 
     pygame.draw.line(strip, LINE, (edges[0][0], floor), (edges[-1][1], floor))
-    place = 0
-    for name, same in itertools.groupby(names):
-        count = len(list(same))
-        left, right = edges[place][0], edges[place + count - 1][1]
-        place += count
-        told = name if count == 1 else f"{count} × {name}"
-        # of feature[12] its number is enough
-        for text in (told, name, name[name.find("[") :] if "[" in name else ""):
+    first = 0
+    for name, group in itertools.groupby(names):
+        count = len(list(group))
+        left, right = edges[first][0], edges[first + count - 1][1]
+        first += count
+        full = name if count == 1 else f"{count} × {name}"
+        # the shortest form of feature[12] is its index
+        for text in (full, name, name[name.find("[") :] if "[" in name else ""):
             label = _font().render(text, True, INK)
             if label.get_width() <= right - left:
                 strip.blit(label, label.get_rect(center=((left + right) // 2, floor + ROW // 2)))
                 break
 
 
-def _explain(strip: pygame.Surface, meaning: str) -> None:
-    """Write above the bars what their height and colours mean."""
+def _write_legend(strip: pygame.Surface, text: str) -> None:
+    """Write above the bars what their colours and heights mean."""
     import pygame
 
     x = MARGIN
@@ -111,7 +112,7 @@ def _explain(strip: pygame.Surface, meaning: str) -> None:
         label = _font().render(name, True, INK)
         strip.blit(label, label.get_rect(midleft=(x + 15, ROW // 2)))
         x += 15 + label.get_width() + MARGIN
-    label = _font().render(meaning, True, INK)
+    label = _font().render(text, True, INK)
     strip.blit(label, label.get_rect(midright=(strip.get_width() - MARGIN, ROW // 2)))
 
 
@@ -119,4 +120,4 @@ def _font() -> pygame.font.Font:
     import pygame
 
     pygame.font.init()
-    return pygame.font.Font(None, TEXT)  # not kept: a pygame.quit() elsewhere would end it
+    return pygame.font.Font(None, TEXT)  # not stored: a pygame.quit() elsewhere would invalidate it

@@ -1,4 +1,4 @@
-"""A window for pictures, and the keys that are pressed: what knows pygame's windows and events is here."""
+"""A window for pictures, and the keys pressed in it: all code for pygame's windows and events."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """Shows pictures of one size at a pace, and closes no window but its own; opens with the first picture.
+    """Shows pictures of one size at a limited frame rate; it opens with the first picture.
 
-    A pygame.quit() anywhere ends it; the next picture opens a new one. A copy begins afresh.
+    After a pygame.quit() anywhere in the program, the next picture opens a new window. A copy starts closed.
+
+    Attributes:
+        opened: pygame's window and clock, if the window is open.
+        dismissed: whether the user has closed the window.
     """
 
     def __init__(self, title: str, size: tuple[int, int], fps: int) -> None:
-        """Choose title, width and height, and the most pictures a second; nothing opens yet."""
+        """Set title, width and height, and the maximum number of pictures per second; nothing opens yet."""
         self.title, self.size, self.fps = title, size, fps
         self.opened: tuple[pygame.Window, pygame.time.Clock] | None = None
-        self.dismissed = False  # the person closed it
+        self.dismissed = False
 
     def show(self, picture: pygame.Surface) -> None:
-        """Show a picture, wait until the next is due, and see whether the person closes the window."""
+        """Show a picture, wait until the next one is due, and check whether the user has closed the window."""
         import pygame
 
         window, clock = self._open()
         window.get_surface().blit(picture, (0, 0))
         window.flip()
         clock.tick(self.fps)
-        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # motion fills the queue
+        for event in pygame.event.get((pygame.WINDOWCLOSE, pygame.MOUSEMOTION)):  # mouse motion fills the queue
             own = getattr(event, "window", None) is window
-            if not own or event.type == pygame.WINDOWCLOSE:  # which the program may wait for too, see `strokes`
+            if not own or event.type == pygame.WINDOWCLOSE:  # the program may wait for it too, see `key_events`
                 pygame.event.post(event)
             if own and event.type == pygame.WINDOWCLOSE:
                 self.close()
@@ -50,7 +54,7 @@ class Window:
         self.dismissed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is open."""
+        """Leave out the open window."""
         return {**self.__dict__, "opened": None, "dismissed": False}
 
     def _open(self) -> tuple[pygame.Window, pygame.time.Clock]:
@@ -59,7 +63,7 @@ class Window:
 
         if self.opened is not None:
             return self.opened
-        # without this, SDL turns SIGTERM into an event, and a run no longer obeys `kill`
+        # without this, SDL turns SIGTERM into an event, and `kill` does not end the program
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
         self.opened = pygame.Window(self.title, self.size), pygame.time.Clock()
         pygame.register_quit(partial(_forget, ref(self)))
@@ -67,46 +71,47 @@ class Window:
 
 
 def _forget(window: ref[Window]) -> None:
-    """Let go of a window that a pygame.quit() anywhere has ended; touching it would read freed memory."""
-    living = window()
-    if living is not None:
-        living.opened = None
+    """Drop the window after a pygame.quit() anywhere: using it would read freed memory."""
+    existing = window()
+    if existing is not None:
+        existing.opened = None
 
 
-def strokes() -> list[tuple[str, bool]]:
-    """Return the keys pressed (True) and let go (False) since the last call, in order, by pygame's names of them.
+def key_events() -> list[tuple[str, bool]]:
+    """Return the keys pressed (True) and released (False) since the last call, in order, by pygame's names.
 
-    To close a window counts as a press of "quit". All other events are dropped: for programs with no windows but ours.
+    Closing a window counts as pressing "quit". All other events are dropped, so this is for programs without windows
+    of their own.
     """
     import pygame
 
-    found = []
+    keys = []
     for event in pygame.event.get():
         if event.type in (pygame.QUIT, pygame.WINDOWCLOSE):
-            found.append(("quit", True))
+            keys.append(("quit", True))
         elif event.type in (pygame.KEYDOWN, pygame.KEYUP):
-            found.append((pygame.key.name(event.key), event.type == pygame.KEYDOWN))
-    return found
+            keys.append((pygame.key.name(event.key), event.type == pygame.KEYDOWN))
+    return keys
 
 
 def has_display() -> bool:
-    """Tell whether a window would be seen; SDL opens them without a screen too, and does not say so."""
+    """Tell whether a window would be visible; SDL also opens windows without a screen, silently."""
     if _no_screen():
-        return False  # SDL would come to the same, but not without a complaint of Wayland's
+        return False  # SDL would give the same answer, but after a warning from Wayland
     import pygame
 
-    asked = os.environ.get("SDL_VIDEODRIVER")
+    requested = os.environ.get("SDL_VIDEODRIVER")
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
     try:
         pygame.display.init()
     except pygame.error:
         return False
-    return bool(asked) or pygame.display.get_driver() != "offscreen"
+    return bool(requested) or pygame.display.get_driver() != "offscreen"
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """Let others draw with pygame, who begin by looking for a screen: without one that ends in the same complaint."""
+def headless_pygame() -> Iterator[None]:
+    """Select SDL's dummy driver where there is no screen, for code that would search for one and print warnings."""
     if not _no_screen():
         yield
         return
@@ -118,6 +123,6 @@ def unseen() -> Iterator[None]:
 
 
 def _no_screen() -> bool:
-    """Tell whether the environment already says that there is none."""
-    named = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")
-    return sys.platform == "linux" and not any(map(os.environ.get, named))
+    """Tell from the environment variables whether there is no screen."""
+    variables = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform == "linux" and not any(map(os.environ.get, variables))

@@ -1,1 +1,1 @@
-"""What a training run needs beside its algorithm: folders, metrics, checkpoints, statistics, figures, environments."""
+"""What a training run needs beside its algorithm: settings, environments, checkpoints, metrics, evaluation, figures."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from noisy_envs.nn.cuda_graph import Recorded
+from noisy_envs.nn.cuda_graph import CudaGraph
 from noisy_envs.training.distributed import WORLD_SIZE, average_gradients
 
 CPU_PIECE = 1024  # samples whose activations fit a CPU's caches
@@ -43,7 +43,7 @@ class Accelerator:
     def record(self, function: Function) -> Function:
         """Record a function without gradients as a CUDA graph: each call overwrites what the last one returned."""
         plain: Any = torch.no_grad()(function)
-        recorded: Any = Recorded(plain) if self._record else plain
+        recorded: Any = CudaGraph(plain) if self._record else plain
         return recorded
 
     def gradient(self, model: nn.Module, loss: Loss) -> Gradient:
@@ -61,7 +61,7 @@ class Accelerator:
         def accumulated(*batch: Any) -> dict[str, Tensor]:
             return accumulate_gradient(model, compiled, *batch)
 
-        function: Gradient = Recorded(accumulated) if self._record else accumulated
+        function: Gradient = CudaGraph(accumulated) if self._record else accumulated
 
         def averaged(*batch: Any) -> dict[str, Tensor]:
             parts = function(*batch)

@@ -66,6 +66,18 @@ def from_tuples(like: Any, saved: Any) -> Any:
     return type(like)(*map(from_tuples, like, saved))
 
 
+def agent_name(path: Path, content: Any) -> str:
+    """Return the name of the agent's file that wrote the checkpoint at `path`, whose `content` has been read.
+
+    Raises:
+        ValueError: it names none.
+    """
+    name = content.get("file") if isinstance(content, dict) else None
+    if not isinstance(name, str) or not name or Path(name).name != name:  # no path, which would lead elsewhere
+        raise ValueError(f"{path} is no checkpoint of agents/ppo_*.py: it names no agent")
+    return name
+
+
 @contextlib.contextmanager
 def checkpoint_errors(path: Path) -> Iterator[None]:
     """Let a file that lacks parts, or holds strange ones, end as ValueError that names it."""

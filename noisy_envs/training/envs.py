@@ -16,8 +16,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from noisy_envs import registration
-from noisy_envs.baselines import References, reference_returns
+from noisy_envs import baselines, registration
+from noisy_envs.baselines import BaselineReturns
 from noisy_envs.randomness import derive_seed
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
@@ -91,7 +91,7 @@ class Envs:
         tokens, _ = self._envs.reset(seed=self._seed)
         tokens = tokens.flatten(0, -3)
         zeros = torch.zeros(len(tokens), device=tokens.device)
-        return EnvState(self._envs.worlds, tokens, zeros, zeros.clone())
+        return EnvState(self._envs.batch_state, tokens, zeros, zeros.clone())
 
     def compile_step(self, compiler: Callable[[Any], Any]) -> None:
         """Compile `step` where it runs on a GPU; elsewhere Python's share of a step is small beside the network's."""
@@ -133,7 +133,7 @@ def make_envs(args: Any) -> Envs:
 def make_vec(args: Any, num_envs: int, options: dict[str, Any]) -> Any:
     """Make vector environments in torch with auto-reset in the same step."""
     if is_other(args):
-        return gymnasium_envs.ForeignVectorEnv(game_of(args), num_envs, args.device)
+        return gymnasium_envs.GymnasiumVectorEnv(game_of(args), num_envs, args.device)
     return gymnasium.make_vec(
         args.env_id,
         num_envs,
@@ -175,7 +175,7 @@ def requested_env_kwargs(args: Any) -> dict[str, Any]:
     if args.num_noise:
         game, _ = registration.find(args.env_id)
         if game not in registration.NOISE:
-            supported = registration.in_words(registration.NOISE)
+            supported = registration.join_names(registration.NOISE)
             raise ValueError(f"num_noise={args.num_noise[0]}: {args.env_id} has no such option, only {supported}")
         name = registration.NOISE[game]
         if name in options and not args.evaluate:  # an evaluation may ask for other noise than its run had
@@ -197,7 +197,7 @@ def env_kwargs(args: Any) -> dict[str, Any]:
 def eval_env_kwargs(args: Any, trained: Any = None) -> dict[str, Any]:
     """Return the keyword arguments of an evaluation: its levels are none that a run of `trained` draws from."""
     options = env_kwargs(args)
-    return options | registration.held_out(args.env_id, options, env_kwargs(trained or args))
+    return options | registration.eval_levels(args.env_id, options, env_kwargs(trained or args))
 
 
 def with_start_of(args: Any, trained: Any) -> Any:
@@ -214,22 +214,22 @@ def game_of(args: Any) -> Any:
         ValueError: naming an option that is unknown, or a value that is not allowed.
     """
     game, parameters = registration.find(args.env_id)
-    if game == registration.FOREIGN:
-        return gymnasium_envs.Game(args.env_id, env_kwargs(args))
+    if game == registration.OTHER:
+        return gymnasium_envs.GymnasiumGame(args.env_id, env_kwargs(args))
     try:
-        return build(registration.CORES[game], parameters | env_kwargs(args))
+        return build(registration.GAMES[game], parameters | env_kwargs(args))
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
 def is_other(args: Any) -> bool:
     """Tell whether the environment is another package's, made noisy by the wrappers."""
-    return registration.find(args.env_id)[0] == registration.FOREIGN
+    return registration.find(args.env_id)[0] == registration.OTHER
 
 
 def can_render(args: Any) -> bool:
     """Tell whether the environment can be drawn as an image."""
-    return not is_other(args) or game_of(args).draws
+    return not is_other(args) or game_of(args).can_render
 
 
 def num_learners(args: Any) -> int:
@@ -246,17 +246,17 @@ def num_noise(args: Any) -> Any:
     return None if option is None else getattr(game_of(args), option)
 
 
-def baseline_returns(args: Any) -> References:
+def baseline_returns(args: Any) -> BaselineReturns:
     """Return the mean returns of the random policy and of the oracle (of other environments: the reward threshold).
 
     They are NaN, and so is every score, where the learners play against each other, or the oracle is no better.
     """
-    unknown = References(math.nan, math.nan)
+    unknown = BaselineReturns(math.nan, math.nan)
     if args.learners == "all" and registration.find(args.env_id)[0] == "simple_tag":
         return unknown
     if is_other(args):
-        returns = game_of(args).references
+        returns = game_of(args).baselines
     else:
         as_registered = game_of(args) == game_of(dataclasses.replace(args, env_kwargs=(), num_noise=()))
-        returns = reference_returns(args.env_id, None if as_registered else env_kwargs(args))
+        returns = baselines.baseline_returns(args.env_id, None if as_registered else env_kwargs(args))
     return returns if returns.oracle > returns.random else unknown

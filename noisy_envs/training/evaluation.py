@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisy_envs import registration
-from noisy_envs.baselines import References
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.baselines import BaselineReturns
 from noisy_envs.randomness import derive_seed
+from noisy_envs.rendering.playback import Playback, make_playback, record
 from noisy_envs.rendering.video import write_video
 from noisy_envs.training import envs as environments
-from noisy_envs.training import gymnasium_envs
-from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, write_summary
+from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint, write_summary
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.plots import plot_scores
 from noisy_envs.training.process import timestamp
@@ -48,7 +46,7 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
     Raises:
         ValueError: it was written by another agent, some of which have the same weights, or is of another network.
     """
-    own, saved = Path(str(module.__file__)).stem, content.get("file")
+    own, saved = Path(str(module.__file__)).stem, agent_name(path, content)
     if saved != own:
         other = Path(str(module.__file__)).with_name(f"{saved}.py")
         hint = f"; use {other.parent.name}/{other.name}" if other.is_file() else ""
@@ -129,43 +127,37 @@ def saliency(agent: Any, tokens: Tensor) -> Tensor:
 
 def record_episode(agent: Any, args: Any, trained: Any = None) -> list[np.ndarray]:
     """Draw an episode of the evaluation, each token with a halo as strong as its weight in the pool."""
-    game, parameters = registration.find(args.env_id)
-    env: Any
-    if environments.is_other(args):
-        env = gymnasium_envs.OneForeign(environments.game_of(args))
-    else:
-        options = parameters | environments.eval_env_kwargs(args, trained)
-        env = ParallelTokenEnv(game, "rgb_array", args.learners, **options)
-    observations, _ = env.reset(seed=derive_seed(args.seed, "evaluate"))
-    agent.spec = env.token_spec
+    env_kwargs = environments.eval_env_kwargs(args, trained)
+    playback = make_playback(args.env_id, env_kwargs, args.learners, derive_seed(args.seed, "evaluate"))
+    agent.spec = playback.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
-    frames: list[Any] = []
-    with torch.inference_mode():
-        while env.agents:
-            tokens = torch.from_numpy(np.stack(list(observations.values()))).to(args.device)
-            actions = select_action(agent, tokens, args, generator).cpu().numpy()
-            frames.append(env.render(weights=token_weights(agent, tokens)[0].cpu().numpy()))
-            observations, *_ = env.step(dict(zip(env.agents, actions, strict=True)))
-    frames.append(env.render())
-    env.close()
+
+    def act(playback: Playback) -> tuple[np.ndarray, np.ndarray]:
+        tokens = torch.from_numpy(playback.tokens).to(args.device)
+        with torch.inference_mode():
+            actions = select_action(agent, tokens, args, generator)
+            return actions.cpu().numpy(), token_weights(agent, tokens)[0].cpu().numpy()
+
+    frames = record(playback, act).frames
+    playback.close()
     return frames
 
 
 def known_levels(args: Any, trained: Any) -> dict[str, float]:
     """Return the share of an evaluation's levels whose content occurs in training; {} where there are no levels."""
     levels = environments.game_of(trained)
-    if not hasattr(levels, "known"):
+    if not hasattr(levels, "known_share"):
         return {}
     envs, _ = environments.make_eval_envs(dataclasses.replace(args, device="cpu"), args.eval_episodes, trained)
-    return {"known_levels": levels.known(envs.core.text(envs.state))}
+    return {"known_levels": levels.known_share(envs.game.render_text(envs.state))}
 
 
-def summarize(returns: np.ndarray, baselines: References, seed: int) -> dict[str, Any]:
+def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dict[str, Any]:
     """Summarise returns (E,): mean and normalised score, with bootstrapped 95 % confidence intervals."""
     low, high = bootstrap_interval(returns, seed)
     return {
-        "score": baselines.score(float(returns.mean())),
-        "score_95": [baselines.score(low), baselines.score(high)],
+        "score": baselines.normalized_score(float(returns.mean())),
+        "score_95": [baselines.normalized_score(low), baselines.normalized_score(high)],
         "return": float(returns.mean()),
         "return_95": [low, high],
         "return_random": baselines.random,

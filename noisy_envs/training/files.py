@@ -1,4 +1,4 @@
-"""Files that are never half written, and folders in which two processes never write at once."""
+"""Atomic writes, and folders that one process at a time writes to."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-LONGEST = 120  # of the names in a run's folder: TensorBoard's file has the machine's in its own
+MAX_NAME_LENGTH = 120  # in a run's folder: the name of TensorBoard's file contains the host's name
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it holds either its old or its new content, whenever the process dies.
+    """Write a file that holds either its old or its new content, even if the process is killed.
 
     Raises:
-        OSError: naming the file.
+        OSError: names the file.
     """
     with replacing(path) as part, part.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -30,16 +30,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a new file to fill, which then takes the place of `path`, or is removed at an error.
+    """Yield a new file to fill, which then replaces `path`; an error removes it.
 
-    What other processes left of theirs, when they were killed, is removed first; of those that live nothing is.
+    New files that killed processes left behind are removed first. New files of running processes are locked and stay.
 
     Raises:
-        OSError: naming `path`, also where the system names no file or but the new one.
+        OSError: names `path`, even if the system names no file or the new one.
     """
     with naming(path):
-        _remove_left(path.parent, f".{glob.escape(path.name)}.*.part")
-        handle, part = _new_part(path)
+        _remove_abandoned(path.parent, f".{glob.escape(path.name)}.*.part")
+        file, part = _new_part(path)
         try:
             yield part
             part.replace(path)
@@ -47,12 +47,12 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
             raise
         finally:
-            handle.close()
+            file.close()
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of the system name this file: of a full disk it names none."""
+    """Add the file's name to errors of the system, which leaves it out when a disk is full, for example."""
     try:
         yield
     except OSError as error:
@@ -61,35 +61,8 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _remove_left(folder: Path, pattern: str) -> None:
-    """Remove the new files that processes left when they were killed; those of processes that live are locked."""
-    for left in folder.glob(pattern):
-        with contextlib.suppress(OSError), left.open("r+b") as file:  # it is in use, or gone, or knows no locks
-            _lock(file.fileno())
-            left.unlink()
-
-
-def _new_part(path: Path) -> tuple[IO[bytes], Path]:
-    """Make a file beside `path`, locked until it is closed (not on Windows, which renames no open file)."""
-    while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        try:
-            file = part.open("x+b")  # as readable as any other file: `tempfile` makes private ones
-        except FileExistsError:
-            continue
-        if sys.platform == "win32":
-            file.close()
-            return file, part
-        else:
-            with contextlib.suppress(OSError):  # the file system knows no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        if part.exists():  # another process may have taken it for left before it was locked
-            return file, part
-        file.close()
-
-
 def new_folder(parent: Path, name: str) -> Path:
-    """Make the folder `parent/name`, or `name-2`, `name-3`, … where it is taken; two processes never share one."""
+    """Create the folder `parent/name`, or `name-2`, `name-3`, … if it exists; two processes never get the same one."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -102,55 +75,73 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
-    """Keep every other process that asks for this lock from a folder, until the returned file is closed.
+    """Create and lock a folder until the returned file is closed; use it as `with lock_folder(folder): …`.
 
-    The system locks the file `.lock` and frees it when the process ends, however it ends; the file stays, and blocks
-    nobody; it holds the id and the machine of the process that locked it last. A file system that knows no locks gives
-    none. What killed processes left half written in the folder is removed. Use it as `with lock(folder): …`.
+    The lock is on the file `.lock`, which stays and names the process that locked it last. The system releases the lock
+    when all processes that hold the open file have ended. A file system without locks grants every request. Files that
+    killed processes left half-written in the folder are removed.
 
     Raises:
-        BlockingIOError: another process holds the folder, naming it.
-        OSError: the folder takes no file whose name is as long as those of a run.
+        BlockingIOError: another process holds the lock; the message names it.
+        OSError: the folder's path is too long for the files of a run.
     """
     with naming(folder):
-        probe = folder / f".{'x' * LONGEST}.part"
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{'x' * MAX_NAME_LENGTH}.part"
         probe.touch()
         probe.unlink(missing_ok=True)
     file = (folder / ".lock").open("a+b", buffering=0)
-    try:
-        _lock(file.fileno())
-    except (BlockingIOError, PermissionError):  # the latter on Windows
-        holder = b""
+    locked = True
+    with contextlib.suppress(OSError):  # a run on a file system without locks is better than none
+        locked = _lock(file)
+    if not locked:
+        content = b""
         with file, contextlib.suppress(OSError):  # Windows lets nobody read what is locked
             file.seek(0)
-            holder = file.read(300)
-        told = f"{folder} is in use by another process{_told(holder)}; wait until that ends, or stop it"
-        raise BlockingIOError(told) from None
-    except OSError:  # a run on such a file system is better than none
-        pass
-    with contextlib.suppress(OSError):  # a full disk is told where something is lost
+            content = file.read(300)
+        holder = _describe_holder(content)
+        raise BlockingIOError(f"{folder} is in use by another process{holder}; wait until that ends, or stop it")
+    with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed; the run's own files report the error
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
-    _remove_left(folder, ".*.part")
+    _remove_abandoned(folder, ".*.part")
     return file
 
 
-def _told(holder: bytes) -> str:
-    """Tell who holds a lock by what its file says, which others may have written: its machine only if not this one."""
-    found = re.fullmatch(r"(\d{1,20})(?: ([\w.-]+))?", holder.decode(errors="replace").strip(), re.ASCII)
-    if found is None:
+def _lock(file: IO[bytes]) -> bool:
+    """Lock an open file until all its descriptors are closed; return whether no other process holds the lock."""
+    from filelock import lock_descriptor  # part of the extra "agents"
+
+    return lock_descriptor(file.fileno(), blocking=False)
+
+
+def _describe_holder(content: bytes) -> str:
+    """Describe a lock's holder by the content of its file, which anybody may have written."""
+    match = re.fullmatch(r"(\d{1,20})(?: ([\w.-]+))?", content.decode(errors="replace").strip(), re.ASCII)
+    if match is None:
         return ""
-    number, machine = found.groups()
-    return f", {number}" if machine in (None, socket.gethostname()) else f", {number} on {machine}"
+    process, host = match.groups()
+    return f", {process}" if host in (None, socket.gethostname()) else f", {process} on {host}"
 
 
-if sys.platform == "win32":
-    import msvcrt
+def _remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove new files of killed processes, which hold no lock any more."""
+    for part in folder.glob(pattern):
+        with contextlib.suppress(OSError), part.open("r+b") as file:  # it is gone, or the file system knows no locks
+            if _lock(file):
+                part.unlink()
 
-    def _lock(handle: int) -> None:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
 
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _new_part(path: Path) -> tuple[IO[bytes], Path]:
+    """Create a hidden file next to `path`, locked until it is closed."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        file = part.open("x+b")  # with the permissions of any new file; `tempfile` creates private ones
+        if sys.platform == "win32":  # which renames no open file
+            file.close()
+            return file, part
+        with contextlib.suppress(OSError):  # the file system knows no locks
+            _lock(file)
+        if part.exists():  # another process may have removed it before it was locked
+            return file, part
+        file.close()

@@ -1,4 +1,4 @@
-"""Figures of runs: learning curves, scores over levels of noise, panels of several heads."""
+"""Figures and tables of runs: learning curves, scores by noise level, comparisons of pooling heads."""
 
 from __future__ import annotations
 
@@ -18,59 +18,61 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by the colour-blind too
+# of Okabe and Ito, distinguishable with color blindness
 COLOURS = {"avgpool": "#0072b2", "maxpool": "#e69f00", "clstoken": "#009e73", "adapool": "#d55e00"}
 HEAD_NAMES = {"avgpool": "AvgPool", "maxpool": "MaxPool", "clstoken": "ClsToken", "adapool": "AdaPool"}
-STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # gaps of the later lines show one that they lie on
+STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # later lines have gaps, which show the lines below them
 MARKERS = {"avgpool": "s", "maxpool": "^", "clstoken": "D", "adapool": "o"}
 
 
-def format_table(found: dict[str, Any]) -> str:
-    """Write results, as agents/compare.py gathers them, in Markdown: a row for each head, a column for each level."""
-    columns = ["head", *(f"{name}, SNR {snr:.3g}" for name, snr in found["snr"].items()), "drop"]
+def format_table(results: dict[str, Any]) -> str:
+    """Format results of agents/compare.py in Markdown: a row for each head, a column for each noise level."""
+    columns = ["head", *(f"{name}, SNR {snr:.3g}" for name, snr in results["snr"].items()), "drop"]
     rows = [columns, ["---"] * len(columns)]
-    for head, scores in found["scores"].items():
-        texts = [
-            f"{Estimate(**found['iqm'][head][name])}, n = {len(one)}" if one else "none" for name, one in scores.items()
+    for head, scores in results["scores"].items():
+        cells = [
+            f"{Estimate(**results['iqm'][head][name])}, n = {len(seeds)}" if seeds else "none"
+            for name, seeds in scores.items()
         ]
-        drop = str(Estimate(**found["drop"][head])) if head in found["drop"] else "none"
-        rows.append([HEAD_NAMES[head], *texts, drop])
+        drop = str(Estimate(**results["drop"][head])) if head in results["drop"] else "none"
+        rows.append([HEAD_NAMES[head], *cells, drop])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    missing = "\n".join(f"* missing: {cell}: {why}" for cell, why in found["missing"].items())
-    return "\n\n".join(["# Pooling heads over noise levels", *_notes(found), table, missing]).rstrip() + "\n"
+    missing = "\n".join(f"* missing: {run}: {reason}" for run, reason in results["missing"].items())
+    return "\n\n".join(["# Pooling heads by noise level", *_notes(results), table, missing]).rstrip() + "\n"
 
 
-def _notes(found: dict[str, Any]) -> list[str]:
-    fewest = min((len(one) for scores in found["scores"].values() for one in scores.values() if one), default=0)
+def _notes(results: dict[str, Any]) -> list[str]:
+    counts = [len(seeds) for scores in results["scores"].values() for seeds in scores.values() if seeds]
+    fewest = min(counts, default=0)
     notes = [
-        f"`{found['command']}`",
-        f"Runs: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
-        "Normalised score (0 random play, 1 the oracle, or in environments of others what counts as solved) of the "
-        "evaluation at the end: interquartile mean over n seeds, in brackets, from three seeds on, its 95 % interval "
-        f"({RESAMPLES:,} bootstrap resamples of the seeds of each cell). Drop: from the level of least noise to "
-        "that of most.",
+        f"`{results['command']}`",
+        f"Runs: {', '.join(f'{name} {version}' for name, version in results['versions'].items())}.",
+        "Normalized scores of the final evaluation: 0 is a random policy, 1 the oracle (in other Gymnasium "
+        "environments the reward threshold). Each cell has the interquartile mean over n seeds and, from three seeds "
+        f"on, its 95 % confidence interval in parentheses ({RESAMPLES:,} bootstrap resamples of the seeds). Drop: "
+        "difference between the lowest and the highest noise level.",
     ]
     if fewest < 4:
-        notes.append("Of fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
+        notes.append("With fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
     if fewest < 10:
         notes.append(
-            "Intervals of few seeds are too narrow: of 3, 5 and 10 seeds about 76, 89 and 93 % hold the truth."
+            "Intervals of few seeds are too narrow: with 3, 5 and 10 seeds about 76, 89 and 93 % hold the true value."
         )
     return notes
 
 
 class Panel(NamedTuple):
-    """A noise level in the figure."""
+    """Learning curves at a noise level."""
 
     title: str
     random: float
     oracle: float
     curves: dict[str, list[Rows]]  # head -> runs, at least one
-    ceiling: str = "oracle"  # whose return `oracle` is
+    ceiling: str = "oracle"  # name of the return `oracle`
 
 
 def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw a panel for each noise level, as a PNG: lines are means over seeds, shaded their standard errors."""
+    """Plot a panel for each noise level, as a PNG: means over seeds as lines, standard errors as shaded areas."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(panels))
@@ -97,9 +99,9 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.axhline(panel.random, color="0.35", linestyle=":", linewidth=1, label="random")
     for number, (head, runs) in enumerate(panel.curves.items()):
         steps, means, errors = mean_curve(runs)
-        point = "o" if len(steps) == 1 else None  # of which there is no line
-        look: dict[str, Any] = {"color": COLOURS[head], "linestyle": STYLES[number % len(STYLES)], "marker": point}
-        axes.plot(steps, means, **look, linewidth=1.4, label=HEAD_NAMES[head])
+        point = "o" if len(steps) == 1 else None  # a single point has no line
+        style: dict[str, Any] = {"color": COLOURS[head], "linestyle": STYLES[number % len(STYLES)], "marker": point}
+        axes.plot(steps, means, **style, linewidth=1.4, label=HEAD_NAMES[head])
         axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")
@@ -111,14 +113,14 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
 def plot_curve(
     path: Path, rows: list[dict[str, float]], random: float, oracle: float, title: str, ceiling: str = "oracle"
 ) -> None:
-    """Draw returns over steps, between the lines of random play and of the oracle where they differ, as a PNG."""
+    """Plot returns over steps as a PNG, with lines for random policy and oracle if both are known and differ."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    played = [row for row in rows if np.isfinite(row["charts/episodic_return"])]
-    steps = [row["global_step"] for row in played]
-    returns = [row["charts/episodic_return"] for row in played]
+    finite = [row for row in rows if np.isfinite(row["charts/episodic_return"])]
+    steps = [row["global_step"] for row in finite]
+    returns = [row["charts/episodic_return"] for row in finite]
     known = np.isfinite([random, oracle]).all() and random != oracle
     if known:
         axes.axhline(oracle, color="#14782c", linestyle="--", label=f"{ceiling} {oracle:.2f}")
@@ -134,7 +136,7 @@ def plot_curve(
 
     if known:
         score = axes.secondary_yaxis("right", functions=(to_score, to_return))
-        score.set_ylabel("normalised score")
+        score.set_ylabel("normalized score")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.grid(alpha=0.25)
     axes.legend(loc="center right")
@@ -142,27 +144,27 @@ def plot_curve(
 
 
 def plot_scores(path: Path, rows: Sequence[dict[str, Any]], ceiling: str = "oracle") -> None:
-    """Draw the scores of an evaluation, noise in training × noise in evaluation, both ascending, as `plot_matrix` does.
+    """Plot the scores of an evaluation by noise in training (rows) and in evaluation (columns), see `plot_matrix`.
 
     Args:
         path: of the PNG.
-        rows: results of each run in turn, at the same noises: `run`, `seed`, `env_id`, `trained`, `evaluated` (noise
+        rows: results of each run at the same noise levels: `run`, `seed`, `env_id`, `trained` and `evaluated` (noise
             tokens), `score`, `score_95`.
-        ceiling: whose return has the score 1.
+        ceiling: name of the return with a score of 1.
     """
-    found = {(row["run"], row["evaluated"]): row for row in rows}
+    results = {(row["run"], row["evaluated"]): row for row in rows}
     noises = sorted({row["evaluated"] for row in rows}, key=lambda noise: np.ravel(noise).tolist())
     by_run = {row["run"]: row for row in rows}
     trained = sorted(by_run.values(), key=lambda row: (np.ravel(row["trained"]).tolist(), row["seed"]))
     labels = [str(row["trained"]) for row in trained]
-    for name in ([f"seed {row['seed']}" for row in trained], [Path(row["run"]).name for row in trained]):
-        if len(set(labels)) < len(labels):  # several of one noise: say which
-            labels = [f"{row['trained']}, {own}" for row, own in zip(trained, name, strict=True)]
-    cells = [[found[row["run"], noise] for noise in noises] for row in trained]
+    for details in ([f"seed {row['seed']}" for row in trained], [Path(row["run"]).name for row in trained]):
+        if len(set(labels)) < len(labels):  # several runs with the same noise
+            labels = [f"{row['trained']}, {detail}" for row, detail in zip(trained, details, strict=True)]
+    cells = [[results[row["run"], noise] for noise in noises] for row in trained]
     values = np.array([[cell["score"] for cell in line] for line in cells])
     lows, highs = (np.array([[cell["score_95"][side] for cell in line] for line in cells]) for side in (0, 1))
     columns = [str(noise) for noise in noises]
-    title = f"normalised score, {rows[0]['env_id']}"
+    title = f"normalized score, {rows[0]['env_id']}"
     plot_matrix(path, values, lows, highs, labels, columns, title, "noise in training", "noise in evaluation", ceiling)
 
 
@@ -178,29 +180,30 @@ def plot_matrix(
     column_label: str,
     ceiling: str = "oracle",
 ) -> None:
-    """Draw normalised scores (R, C), say training noise × evaluation noise, as coloured cells with numbers, as a PNG.
+    """Plot normalized scores (R, C), such as by noise in training and evaluation, as a PNG: a heat map with numbers.
 
-    The colours run from 0, random play, to 1, the ceiling, in every figure, so that two of them compare.
+    The colors always range from 0, a random policy, to 1, the ceiling, so that figures can be compared.
 
     Args:
         path: of the PNG.
         values: scores (R, C); NaN leaves a cell empty.
-        lows, highs: ends of the intervals (R, C); NaN leaves one out.
-        rows, columns: R and C names, of the first row at the top and the first column at the left.
+        lows, highs: ends of the intervals (R, C); NaN omits the interval.
+        rows, columns: R and C names; the first row is at the top, the first column on the left.
         title: of the figure.
-        row_label, column_label: what rows and columns are.
-        ceiling: whose return has the score 1.
+        row_label, column_label: labels of the axes.
+        ceiling: name of the return with a score of 1.
 
     Raises:
-        ValueError: for shapes that differ.
+        ValueError: shapes differ.
     """
     from matplotlib.figure import Figure
 
     shape = (len(rows), len(columns))
     for name, array in {"values": values, "lows": lows, "highs": highs}.items():
         if np.shape(array) != shape or 0 in shape:
-            raise ValueError(f"{name} must have a row for each of rows and columns, {shape}, got {np.shape(array)}")
-    width, height = max(4.6, 2.2 + 0.95 * shape[1]), max(1.1, 0.62 * shape[0])  # of the figure and of its cells, inches
+            raise ValueError(f"{name}: expected shape {shape} of rows and columns, got {np.shape(array)}")
+    # of the figure and of its cells, in inches
+    width, height = max(4.6, 2.2 + 0.95 * shape[1]), max(1.1, 0.62 * shape[0])
     figure = Figure(figsize=(width, 1.5 + height), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1, aspect="auto")
@@ -218,13 +221,13 @@ def plot_matrix(
     figure.suptitle(textwrap.fill(title, int(12 * width)), fontsize=11)
     bar = figure.colorbar(image, ax=axes, extend="both", extendfrac=0.12 / height, aspect=height / 0.16, pad=0.03)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0 random", "0.25", "0.5", "0.75", f"1 {ceiling}"])
-    bar.set_label("normalised score")
+    bar.set_label("normalized score")
     write_png(path, figure)
 
 
 def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], color: str) -> None:
-    """Write a score in its cell, and below it the interval, if it is known: `numbers` are value, low, high."""
-    value, low, high = (f"{round(number, 2) + 0.0:.2f}" for number in numbers)  # + 0.0 spares "-0.00"
+    """Write a score and, if known, its interval below it in a cell; `numbers` are value, low, high."""
+    value, low, high = (f"{round(number, 2) + 0.0:.2f}" for number in numbers)  # + 0.0 turns -0.0 into 0.0
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": color, "textcoords": "offset points"}
     known = np.isfinite(numbers).all()
     axes.annotate(value, (column, row), (0, 6 if known else 0), fontsize=11, fontweight="bold", **style)
@@ -233,7 +236,7 @@ def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], col
 
 
 def write_png(path: Path, figure: Figure) -> None:
-    """Write a figure without the global state of pyplot."""
+    """Write a figure as a PNG, without the global state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()

@@ -126,7 +126,7 @@ class Run(Accelerator):
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
-                name = f"{registration.short(args.env_id)}{noise}__{self.name}__{args.seed}__{timestamp()}"
+                name = f"{registration.short_name(args.env_id)}{noise}__{self.name}__{args.seed}__{timestamp()}"
                 self.folder = new_folder(args.run_dir, name)
             self._lock = lock_folder(self.folder)  # held until the process ends, or `close`
         if args.resume is not None:
@@ -222,7 +222,7 @@ class Run(Accelerator):
         charts = {
             "episodic_return": mean,
             "episodic_length": length,
-            "normalized_score": self.baselines.score(mean),
+            "normalized_score": self.baselines.normalized_score(mean),
             "SPS": self.step_size / spent,
             "learning_rate": learning_rate,
         }
@@ -359,7 +359,8 @@ def is_complete(module: ModuleType, args: Any) -> dict[str, Any] | None:
     with checkpoint_errors(path):
         load_weights(make_eval_agent(module, args, make_eval_envs(args, 1)[0]), module, path, content)
         step, *_ = content["progress"]
-    if args.total_timesteps - step >= args.num_envs * args.num_steps * num_learners(args):
+        left = args.total_timesteps - step
+    if left >= args.num_envs * args.num_steps * num_learners(args):
         return None
     if records_video(args) and not (args.resume / "episode.gif").exists():
         return None

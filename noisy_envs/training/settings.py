@@ -107,7 +107,7 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
         env_id = chosen.env_id or module.Args.env_id
         defaults = preset_args(module, env_id, chosen.preset, chosen.device or "cpu")
         args = parse_arguments(module.Args, argv, defaults)
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     validate(args)
     return args
 
@@ -115,20 +115,24 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
 def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str) -> Any:
     """Return the default settings for an environment id.
 
-    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others.
+    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others. A file that was
+    copied without presets.toml has its own defaults for every id.
 
     Raises:
-        ValueError: the paper has no settings for this environment, or presets.toml holds what is none.
+        ValueError: there is no such preset for this environment, or presets.toml holds what is no setting.
     """
     game, parameters = registration.find(env_id)
-    presets = load_presets(Path(str(module.__file__)).with_name("presets.toml"))
-    name = "gymnasium" if game == registration.FOREIGN else game
+    path = Path(str(module.__file__)).with_name("presets.toml")
+    if preset and not path.is_file():
+        raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
+    presets = load_presets(path)
+    name = "gymnasium" if game == registration.OTHER else game
     in_paper = name in presets["paper"] and parameters not in ({}, MPE)
     fast = preset == "fast" or (not preset and not in_paper)
     if not fast and name not in presets["paper"]:
         raise ValueError(f"preset={preset!r}: the paper has no settings for {env_id}, only 'fast' is available")
     preset = "fast" if fast else "paper"
-    values = presets[preset][name]
+    values = presets[preset].get(name, {})
     check_types(module, values, f"presets.toml, [{preset}.{name}]")
     on_gpu = device.startswith("cuda")
     can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
@@ -139,9 +143,13 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
 def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table.
 
+    If the file is missing, no game has settings.
+
     Raises:
         ValueError: naming the file, and what is wrong there.
     """
+    if not path.is_file():
+        return {"fast": {}, "paper": {}}
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -166,9 +174,9 @@ def merge_eval_args(module: ModuleType, argv: Sequence[str], path: Path) -> Any:
     """
     saved = load_args(module, path)
     args = parse_arguments(module.Args, argv, dataclasses.replace(saved, num_noise=()))
-    args = dataclasses.replace(args, env_id=registration.canonical(args.env_id))
+    args = dataclasses.replace(args, env_id=registration.canonical_id(args.env_id))
     game, _ = registration.find(args.env_id)
-    if args.env_id != saved.env_id and (game != registration.find(saved.env_id)[0] or game == registration.FOREIGN):
+    if args.env_id != saved.env_id and (game != registration.find(saved.env_id)[0] or game == registration.OTHER):
         raise ValueError(f"env_id={args.env_id!r}: {path} was trained on another game, {saved.env_id}")
     return args
 

@@ -1,4 +1,4 @@
-"""What a result depends on: the commit of the code, versions of libraries, the machine."""
+"""Versions that a result depends on: the commit of the code, libraries, the machine."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 
 @functools.cache
 def current_commit() -> str:
-    """Return the current_commit of the code in use, marked "+" if files differ from it, or "unknown" and why.
+    """Return the commit of the code in use, with "+" if files differ from it, or "unknown" and the reason.
 
-    It stays what it was when first asked for, as the code that a process has loaded does. The variable
-    NOISY_ENVS_COMMIT sets it where code runs without its history, in a container for example. In a checkout whose
-    current_commit git does not tell, the reason is printed as well, once.
+    The first result is kept, because a process keeps the code that it has loaded. The environment variable
+    NOISY_ENVS_COMMIT overrides it where code runs without its history, in a container for example. If git fails in a
+    checkout, the reason is also printed, once.
     """
-    given = os.environ.get("NOISY_ENVS_COMMIT")
-    if given:
-        return given
+    override = os.environ.get("NOISY_ENVS_COMMIT")
+    if override:
+        return override
     file = Path(__file__)
 
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
         environment = os.environ | {"LC_ALL": "C"}
         try:
-            done = subprocess.run(
-                ["git", *words], cwd=file.parent, env=environment, capture_output=True, check=True,
+            process = subprocess.run(
+                ["git", *arguments], cwd=file.parent, env=environment, capture_output=True, check=True,
                 encoding="utf-8", errors="replace",
             )  # fmt: skip
         except subprocess.CalledProcessError as error:
             raise OSError(error.stderr.strip().partition("\n")[0] or str(error)) from None
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", file.name)  # installed, it may lie in a repository of something else
+        git("ls-files", "--error-unmatch", file.name)  # an installed file may lie in another project's repository
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except OSError as error:
@@ -48,13 +50,13 @@ def current_commit() -> str:
         remedy = "set NOISY_ENVS_COMMIT to record it"
         if "dubious ownership" in reason:
             remedy = f"run: git config --global --add safe.directory {file.resolve().parents[2]}"
-        if multiprocessing.parent_process() is None:  # which says it for its children
-            print(f"the current_commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
+        if multiprocessing.parent_process() is None:  # the parent prints it for its children
+            print(f"the commit of this code is not recorded: {reason}; {remedy}", file=sys.stderr)
         return f"unknown ({reason})"
 
 
 def library_versions() -> dict[str, str]:
-    """Name what a result depends on: current_commit, library library_versions, machine."""
+    """Return what a result depends on: commit, versions of libraries, machine."""
     import gymnasium
     import torch
 
@@ -70,3 +72,12 @@ def library_versions() -> dict[str, str]:
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def merge_versions(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the versions of several runs' summaries, different ones separated by commas."""
+    merged: dict[str, dict[str, None]] = {}
+    for summary in summaries:
+        for name, version in summary["versions"].items():
+            merged.setdefault(name, {})[version] = None
+    return {name: ", ".join(versions) for name, versions in merged.items()}

@@ -1,23 +1,23 @@
-"""Wrappers that make any Gymnasium environment one of tokens, with noise; `vector` has them for vector environments.
+"""Wrappers that turn observations into tokens and add noise tokens; `vector` has them for vector environments.
 
-A token is a row (value, role); `token_spec` of a wrapped environment names the roles, the query and the padding:
+A token is a row (value, role). The `token_spec` of a wrapped environment describes roles, query and padding:
 
 ```python
 import gymnasium
 from noisy_envs.wrappers import AddNoiseTokens, TokenizeObservation, noisy_tokens
 
 env = gymnasium.make("CartPole-v1")
-env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 of noise
-envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 worlds, (16, 33, 2)
+env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): query, 4 features, 28 noise tokens
+envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 environments: (16, 33, 2)
 ```
 
-`AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` take the project's own environments as well,
-and any other whose observations are tokens (N, D) that a `token_spec` describes.
+`AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` also accept the environments of this package, and
+any other whose observations are tokens (N, D) that a `token_spec` describes.
 
-What is drawn follows from the seed, the number of the episode and of the step (and of the "marginal" noise, from what
-was shown since the seed): `reset(seed=s)` begins at episode 0, `reset(options={"episode": n})` at number n, and
-`reset()` goes on with the next one. So does a step after an end, since an `Autoreset` may lie beneath.
-World i of a vector wrapper seeded s is the single one seeded s + i.
+Seed, episode number and step determine all random numbers ("marginal" noise also depends on the observations since the
+seed). `reset(seed=s)` starts episode 0, `reset(options={"episode": n})` episode n, and `reset()` the next episode. A
+step after the end of an episode starts the next one too, since the wrapped environment may be an `Autoreset`.
+Environment i of a vector wrapper with seed s equals the single environment with seed s + i.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gymnasium.vector import VectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
 from noisy_envs.wrappers import transforms, vector
-from noisy_envs.wrappers.episode_clock import Clock
-from noisy_envs.wrappers.introspection import found_spec, num_draws, space_of, spec_of
+from noisy_envs.wrappers.episode_clock import EpisodeClock
+from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
 
 __all__ = [
     "AddNoiseTokens",
@@ -46,75 +46,77 @@ __all__ = [
     "vector",
 ]
 
-ONE = np.zeros(1, np.int64)  # the only world
-FRESH = np.ones(1, np.bool_)
+ROW = np.zeros(1, np.int64)  # a single environment is row 0 of a batch of one
+NEW = np.ones(1, np.bool_)  # and each observation of it is new
 OneOrMany = TypeVar("OneOrMany", gymnasium.Env[Any, Any], VectorEnv[Any, Any, Any])
 
 
 class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Shows observations and info as a rule of `noisy_envs.wrappers.transforms` changes them."""
+    """Applies a transform of `noisy_envs.wrappers.transforms` to observations and info."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], rule: transforms.Rule) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], transform: transforms.Transform) -> None:
         """Wrap an environment."""
         super().__init__(env)
-        self.observation_space = rule.space
-        self._rule = rule
-        self._clock = Clock(1, num_draws(env), rule.draws)
-        self._ended = False  # whether a step begins the next episode: one that resets beneath, as Autoreset's
+        self.observation_space = transform.space
+        self._transform = transform
+        self._clock = EpisodeClock(1, num_random_layers(env), transform.is_random)
+        self._ended = False  # then the next step starts an episode, as that of an Autoreset below does
 
     @property
     def token_spec(self) -> TokenSpec:
-        """What the tokens mean."""
-        return self._rule.spec
+        """Meaning of the tokens."""
+        return self._transform.spec
 
     @property
-    def num_draws(self) -> int:
-        """How many layers draw numbers, this one included."""
-        return self._clock.depth + self._rule.draws
+    def num_random_layers(self) -> int:
+        """Number of layers that draw random numbers, this one included."""
+        return self._clock.depth + self._transform.is_random
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start the next episode, or the first one of `seed`: an observation, info."""
-        start = self._clock.plan([seed], options if self._rule.draws else None)
+        """Start the next episode, or the first one of `seed`; return observation and info."""
+        start = self._clock.plan_reset([seed], options if self._transform.is_random else None)
         observation, info = self.env.reset(seed=seed, options=options)
-        self._clock.begin(start)
-        self._rule.forget(start.rows[start.anew])
+        self._clock.start(start)
+        self._transform.forget(start.rows[start.reseeded])
         self._ended = False
-        return self._show(observation, info)
+        return self._apply(observation, info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Play an action: an observation, reward, terminated, truncated, info."""
-        self._clock.check_begun()
+        """Play an action; return observation, reward, terminated, truncated and info."""
+        self._clock.check_started()
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._clock.steps += 1
         if self._ended:
-            self._clock.follow(ONE)
+            self._clock.start_next(ROW)
         self._ended = bool(terminated or truncated)
-        observation, info = self._show(observation, info)
+        observation, info = self._apply(observation, info)
         return observation, reward, terminated, truncated, info
 
-    def _show(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _apply(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         signal = info.get("signal_mask")
         if signal is not None:
-            signal = np.asarray(signal, np.bool_)[None]  # others may give a list
-        batch = self._rule.batch([observation])
-        shown, facts = self._rule.show(batch, signal, self._clock.moment(ONE, FRESH))
-        told = {name: fact[0] if fact.ndim > 1 else float(fact[0]) for name, fact in facts.items()}
-        return transforms.one(shown, 0), info | told
+            signal = np.asarray(signal, np.bool_)[None]  # another environment may give a list
+        batch = self._transform.stack([observation])
+        observations, batch_info = self._transform.apply(batch, signal, self._clock.moment(ROW, NEW))
+        own_info = {name: x[0] if x.ndim > 1 else float(x[0]) for name, x in batch_info.items()}
+        return transforms.item(observations, 0), info | own_info
 
 
 class TokenizeObservation(TokenWrapper):
-    """Turns a flat observation into tokens (1 + F, 2): rows (value, role), the role telling which feature it is.
+    """Turns a flat observation into tokens (1 + F, 2): rows (value, role), with a role for each feature.
 
-    The first token is the constant 0, 0, the query for AdaPool. The features follow, in the order of
-    `gymnasium.spaces.flatten`: discrete parts are one-hot. Bounds and values become float32. `info` gets `signal_mask`,
-    bool (1 + F,), all True (the query counts as signal, as the own token does in our games), and `snr`, 1.0.
+    The first token is the constant (0, 0), the query for AdaPool. The features follow in the order of
+    `gymnasium.spaces.flatten`; discrete parts are one-hot. Bounds and values become float32. `info` gets `signal_mask`,
+    bool (1 + F,), all True (the query counts as signal, as the agent's own token does in this package's games), and
+    `snr`, 1.0.
 
     Args:
-        env: of any flat observation: a Box of one axis, Discrete, MultiBinary or the like, or a Dict or Tuple of them.
-        squash: show features without a finite bound as their tanh, from −1 to 1; otherwise they stay unbounded.
+        env: an environment with flat observations: a Box with one axis, Discrete, MultiBinary or similar, or a Dict or
+            Tuple of these.
+        squash: replace features without finite bounds by their tanh, from −1 to 1; otherwise they are unbounded.
 
     Raises:
-        ValueError: the space has an image or a part of no fixed length, which is named.
+        ValueError: naming the part of the space that is an image or has no fixed length.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
@@ -124,22 +126,22 @@ class TokenizeObservation(TokenWrapper):
 
 
 class AddNoiseTokens(TokenWrapper):
-    """Adds tokens that say nothing, of a role of their own: tokens (N + M, D) for (N, D).
+    """Adds M uninformative tokens, with a role of their own: tokens (N, D) become (N + M, D).
 
-    The role is "noise" of `token_spec`, that of the game's own noise where it has some; in games without roles noise
-    differs by its values alone. `info` has `signal_mask`, bool (N + M,), and `snr`, the share of signal among the
-    tokens that are not padding. Before it, all tokens are signal but padding, unless `info` says otherwise.
+    The role is named "noise" in `token_spec`; if the game has noise tokens itself, it is their role. In games without
+    roles only the values of noise differ. `info` has `signal_mask`, bool (N + M,), and `snr`, the fraction of signal
+    among the tokens that are not padding. All wrapped tokens but padding count as signal, unless `info` says otherwise.
 
     Args:
-        env: of observations that are tokens.
-        num_noise: M, or a range (low, high): then the number is drawn for each episode, and padding fills up to high.
-            More of them leave the values of the first as they are.
-        distribution: of each value: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from −`scale` to
-            `scale`), or "marginal": `scale` times the values of a token, not the query, that carried signal in this
-            world since the last seed, drawn from a sample of 128 steps.
-        scale: in the units of the values.
-        frozen: draw values and places once an episode; otherwise anew in each step.
-        shuffle: give all tokens but the query random places; otherwise noise follows the others.
+        env: an environment whose observations are tokens.
+        num_noise: M, or a range (low, high) from which the number is drawn for each episode; padding fills up to high.
+            Additional noise tokens do not change the values of the first ones.
+        distribution: distribution of the values: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from
+            −`scale` to `scale`), or "marginal": `scale` times the values of a signal token that this environment
+            returned since the last seed, not the query, drawn from a sample of 128 steps.
+        scale: factor of the values, in their units.
+        frozen: draw values and positions once per episode; otherwise in each step.
+        shuffle: put all tokens but the query in random order; otherwise noise follows the other tokens.
     """
 
     def __init__(
@@ -152,13 +154,14 @@ class AddNoiseTokens(TokenWrapper):
         shuffle: bool = True,
     ) -> None:
         """Wrap an environment; see the class."""
-        rule = transforms.AddNoise(space_of(env), spec_of(env), 1, num_noise, distribution, scale, frozen, shuffle)
-        RecordConstructorArgs.__init__(self, **rule.options)
-        super().__init__(env, rule)
+        space, spec = space_of(env), spec_of(env)
+        transform = transforms.AddNoise(space, spec, 1, num_noise, distribution, scale, frozen, shuffle)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
 
 
 class ShuffleTokens(TokenWrapper):
-    """Gives all tokens (N, D) but the query random places in each step, and `signal_mask` in `info` the same."""
+    """Puts all tokens (N, D) but the query in random order in each step, and `signal_mask` of `info` in the same."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
@@ -167,9 +170,9 @@ class ShuffleTokens(TokenWrapper):
 
 
 class TokensAndMask(TokenWrapper):
-    """Shows a dictionary: `tokens` (N, D) float32, and `mask` bool (N,), False for padding.
+    """Returns a dictionary: `tokens` (N, D) float32, and `mask` bool (N,), False for padding.
 
-    The space of the mask is `MultiBinary`, so that what normalises observations of a Box leaves it alone or refuses it.
+    The space of the mask is `MultiBinary`, so that wrappers that normalise a Box leave it alone or raise an error.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -179,7 +182,7 @@ class TokensAndMask(TokenWrapper):
 
 
 class FlattenTokens(TokenWrapper):
-    """Shows the tokens (N, D) as one vector (N · D,), row after row; `token_spec` still describes the rows."""
+    """Flattens the tokens (N, D) to one vector (N · D,), row by row; `token_spec` still describes the rows."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment of tokens."""
@@ -196,33 +199,35 @@ def noisy_tokens(
     shuffle: bool = True,
     squash: bool = False,
 ) -> OneOrMany:
-    """Make an environment, single or vector, one of tokens with noise, by the wrappers that fit.
+    """Turn the observations of an environment, single or vector, into tokens with noise, by the wrappers that fit.
 
-    With 0 noise tokens the role "noise" is still there: an agent meets the same roles at any number. `spec_of` tells
-    what the tokens mean, also through wrappers of others around the result.
+    The role "noise" exists even with 0 noise tokens, so that an agent meets the same roles at any noise level.
+    `spec_of` returns the meaning of the tokens, also through other wrappers around the result.
 
     Args:
-        env: of flat observations, which `TokenizeObservation` makes tokens (1 + F, 2), or of tokens (N, D) already.
-            What normalises features, as `NormalizeObservation` does, must come before they are tokens: around tokens it
-            would scale their roles too, and `spec_of` refuses it.
-        num_noise: M, or a range (low, high), drawn for each episode: see `AddNoiseTokens`, also for what follows.
+        env: an environment with flat observations, which `TokenizeObservation` turns into tokens (1 + F, 2), or with
+            tokens (N, D) already. Wrappers that normalise features, such as `NormalizeObservation`, must come before
+            the features become tokens: around tokens they would scale the roles too, and `spec_of` raises an error.
+        num_noise: M, or a range (low, high) from which it is drawn for each episode. See `AddNoiseTokens` for details,
+            also of the next four.
         distribution: "gaussian", "uniform" or "marginal".
-        scale: in the units of the values.
-        frozen: draw values and places once an episode; otherwise anew in each step.
-        shuffle: give all tokens but the query random places.
-        squash: of flat observations, show features without a finite bound as their tanh.
+        scale: factor of the values, in their units.
+        frozen: draw values and positions once per episode; otherwise in each step.
+        shuffle: put all tokens but the query in random order.
+        squash: replace features without finite bounds by their tanh, for flat observations.
 
     Returns:
-        An environment of the same kind that shows tokens (1 + F + M, 2) or (N + M, D), of worlds (B, ...).
+        An environment, single or vector as `env`, that returns tokens (1 + F + M, 2) or (N + M, D), or (B, ...).
 
     Raises:
-        TypeError: `env` is no environment, or an option is of no type that is allowed, which is named.
-        ValueError: the observations are neither flat nor tokens, or tokens whose role or padding has other bounds than
-            `token_spec` means (a wrapper that keeps the bounds and changes the values is not seen); noise of a range
-            needs padding, for which the game's own tokens may be taken; or an option has a value that is not allowed.
+        TypeError: `env` is no environment, or an option has a wrong type.
+        ValueError: the observations are neither flat nor tokens; the role or padding of tokens has other bounds than
+            `token_spec` says (a wrapper that keeps the bounds and changes the values is not detected); the number of
+            noise tokens is a range, but values of the game's tokens could be taken for padding; or the value of an
+            option is not allowed.
     """
     if isinstance(env, VectorEnv):
-        envs = env if found_spec(env) else vector.TokenizeObservation(env, squash)
+        envs = env if find_spec(env) else vector.TokenizeObservation(env, squash)
         return vector.AddNoiseTokens(envs, num_noise, distribution, scale, frozen, shuffle)
-    inner = env if found_spec(env) else TokenizeObservation(env, squash)
+    inner = env if find_spec(env) else TokenizeObservation(env, squash)
     return AddNoiseTokens(inner, num_noise, distribution, scale, frozen, shuffle)

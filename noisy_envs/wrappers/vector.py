@@ -1,8 +1,9 @@
-"""The wrappers of `noisy_envs.wrappers` for vector environments: world i seeded s is the single one seeded s + i.
+"""The wrappers of `noisy_envs.wrappers` for vector environments.
 
-They work in each auto-reset mode, on NumPy arrays, and all but `TokenizeObservation` on the tensors of our own
-environments too, where each step waits for the device. `final_obs` and `final_info` are changed like the rest, and laid
-out as they come: in Gymnasium's manner, or densely on torch.
+Environment i of a vector with seed s equals the single environment with seed s + i. The wrappers work in every
+autoreset mode, on NumPy arrays, and all but `TokenizeObservation` also on the tensors of this package's environments,
+where each step waits for the device. They transform `final_obs` and `final_info` too, and keep their layout:
+Gymnasium's, or dense tensors on torch.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.interfaces.common import check_options, check_reset_mask, listed
+from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
 from noisy_envs.wrappers import transforms
-from noisy_envs.wrappers.episode_clock import Clock
-from noisy_envs.wrappers.introspection import num_draws, spec_of, world_space_of
+from noisy_envs.wrappers.episode_clock import EpisodeClock
+from noisy_envs.wrappers.introspection import num_random_layers, single_space_of, spec_of
 
 __all__ = [
     "AddNoiseTokens",
@@ -36,121 +37,127 @@ __all__ = [
 
 
 def autoreset_mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return when worlds are reset, or raise where the environments do not tell."""
+    """Return the autoreset mode of vector environments; raise ValueError if their metadata has none."""
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
-        raise ValueError(f"{env}: metadata['autoreset_mode']={mode!r}: must be an AutoresetMode")
+        raise ValueError(f"{env}: metadata['autoreset_mode']={mode!r}: expected an AutoresetMode")
     return mode
 
 
 class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
-    """Shows observations and info of B worlds as a rule of `noisy_envs.wrappers.transforms` changes them.
+    """Applies a transform of `noisy_envs.wrappers.transforms` to observations and info of B environments.
 
-    It is no `VectorObservationWrapper`: that refuses SAME_STEP, and leaves `info` as it is. Its base has no type
-    parameters, since those of Gymnasium 1.2 take none.
+    It does not derive from `VectorObservationWrapper`, which does not support SAME_STEP and does not change `info`. The
+    base class has no type parameters, since `VectorWrapper` of Gymnasium 1.2 does not accept any.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], rule: transforms.Rule) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], transform: transforms.Transform) -> None:
         """Wrap vector environments."""
         super().__init__(env)
         self._mode = autoreset_mode_of(env)
-        self.single_observation_space = rule.space
-        self.observation_space = batch_space(rule.space, env.num_envs)
-        self._rule = rule
-        self._clock = Clock(env.num_envs, num_draws(env), rule.draws)
-        self._ended = np.zeros(env.num_envs, np.bool_)  # whether the next step resets a world
+        self.single_observation_space = transform.space
+        self.observation_space = batch_space(transform.space, env.num_envs)
+        self._transform = transform
+        self._clock = EpisodeClock(env.num_envs, num_random_layers(env), transform.is_random)
+        self._ended = np.zeros(env.num_envs, np.bool_)  # environments that the next step resets
         self._rows = np.arange(env.num_envs)
 
     @property
     def token_spec(self) -> TokenSpec:
-        """What the tokens mean."""
-        return self._rule.spec
+        """Meaning of the tokens."""
+        return self._transform.spec
 
     @property
-    def num_draws(self) -> int:
-        """How many layers draw numbers, this one included."""
-        return self._clock.depth + self._rule.draws
+    def num_random_layers(self) -> int:
+        """Number of layers that draw random numbers, this one included."""
+        return self._clock.depth + self._transform.is_random
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start the next episodes, or the first ones of `seed`, of all worlds or of `options["reset_mask"]`."""
-        seed = listed(seed)
-        options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
+        """Start the next episodes, or the first ones of `seed`, in all environments or those of `reset_mask`."""
+        seed = seeds_as_list(seed)
+        options = None if options is None else check_options(options)  # a copy: Gymnasium removes the mask
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
-        start = self._clock.plan(seed, options if self._rule.draws else None, mask)
+        start = self._clock.plan_reset(seed, options if self._transform.is_random else None, mask)
         observations, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        self._clock.begin(start)
-        self._rule.forget(start.rows[start.anew])
+        self._clock.start(start)
+        self._transform.forget(start.rows[start.reseeded])
         self._ended[start.rows] = False
-        shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(start.rows))
-        return shown, info | self._laid_out({name: self._take(x, start.rows) for name, x in facts.items()}, start.rows)
+        batch = self._transform.read(observations)
+        transformed, own_info = self._apply(batch, info, self._rows, self._mask_of(start.rows))
+        own_info = {name: self._gather(x, start.rows) for name, x in own_info.items()}
+        return transformed, info | self._with_masks(own_info, start.rows)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Play actions: observations (B, ...), rewards, terminated, truncated (B,), info."""
-        self._clock.check_begun()
+        """Play actions; return observations (B, ...), rewards, terminated, truncated (B,) and info."""
+        self._clock.check_started()
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         self._clock.steps += 1
         ended = as_numpy(terminated) | as_numpy(truncated)
         if self._mode is AutoresetMode.NEXT_STEP:
-            self._clock.follow(np.flatnonzero(self._ended))
+            self._clock.start_next(np.flatnonzero(self._ended))
             self._ended = ended
         elif self._mode is AutoresetMode.SAME_STEP and ended.any():
-            info = self._finish(info, np.flatnonzero(ended))
-            self._clock.follow(np.flatnonzero(ended))
-        shown, facts = self._show(self._rule.read(observations), info, self._rows, self._marked(self._rows))
-        return shown, rewards, terminated, truncated, info | self._laid_out(facts, self._rows)
+            info = self._transform_final(info, np.flatnonzero(ended))
+            self._clock.start_next(np.flatnonzero(ended))
+        batch = self._transform.read(observations)
+        transformed, own_info = self._apply(batch, info, self._rows, self._mask_of(self._rows))
+        return transformed, rewards, terminated, truncated, info | self._with_masks(own_info, self._rows)
 
-    def _show(
-        self, batch: Any, info: dict[str, Any], rows: np.ndarray, fresh: np.ndarray
-    ) -> tuple[Any, transforms.Facts]:
-        """Change what the worlds `rows` (R,) show."""
+    def _apply(
+        self, batch: Any, info: dict[str, Any], rows: np.ndarray, is_new: np.ndarray
+    ) -> tuple[Any, transforms.Info]:
+        """Transform the observations of the environments `rows` (R,); return them and their info."""
         signal = info.get("signal_mask")
         if signal is not None:
-            signal = self._take(signal, rows)
-        return self._rule.show(batch, signal, self._clock.moment(rows, fresh))
+            signal = self._gather(signal, rows)
+        return self._transform.apply(batch, signal, self._clock.moment(rows, is_new))
 
-    def _finish(self, info: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-        """Return `info` with what the worlds `rows` (R,), whose episodes ended, showed last."""
+    def _transform_final(self, info: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+        """Return `info` with the transformed last observations of `rows` (R,), whose episodes ended."""
         final, final_info = info["final_obs"], info.get("final_info", {})
-        in_objects = getattr(final, "dtype", None) == np.object_
-        batch = self._rule.batch([final[i] for i in rows]) if in_objects else self._take(self._rule.read(final), rows)
-        shown, facts = self._show(batch, final_info, rows, np.ones(len(rows), np.bool_))
-        if in_objects:
+        as_objects = getattr(final, "dtype", None) == np.object_
+        if as_objects:
+            batch = self._transform.stack([final[i] for i in rows])
+        else:
+            batch = self._gather(self._transform.read(final), rows)
+        transformed, own_info = self._apply(batch, final_info, rows, np.ones(len(rows), np.bool_))
+        if as_objects:
             final = np.full(self.num_envs, None, dtype=object)
             for i, row in enumerate(rows):
-                final[row] = transforms.one(shown, i)
-        elif isinstance(shown, dict):
-            final = {name: self._spread(part, rows) for name, part in shown.items()}
+                final[row] = transforms.item(transformed, i)
+        elif isinstance(transformed, dict):
+            final = {name: self._scatter(part, rows) for name, part in transformed.items()}
         else:
-            final = self._spread(shown, rows)
-        return info | {"final_obs": final, "final_info": final_info | self._laid_out(facts, rows)}
+            final = self._scatter(transformed, rows)
+        return info | {"final_obs": final, "final_info": final_info | self._with_masks(own_info, rows)}
 
-    def _laid_out(self, facts: transforms.Facts, rows: np.ndarray) -> dict[str, Array]:
-        """Lay out facts (R, ...) of the worlds `rows` as Gymnasium does: (B, ...), and a mask (B,) of each."""
-        info = {}
-        for name, fact in facts.items():
-            info[name] = self._spread(fact, rows)
-            info[f"_{name}"] = transforms.moved(self._marked(rows), fact)
-        return info
+    def _with_masks(self, info: transforms.Info, rows: np.ndarray) -> dict[str, Array]:
+        """Turn info (R, ...) of the environments `rows` into Gymnasium's layout: (B, ...), and a mask (B,) for each."""
+        result = {}
+        for name, value in info.items():
+            result[name] = self._scatter(value, rows)
+            result[f"_{name}"] = transforms.convert_like(self._mask_of(rows), value)
+        return result
 
-    def _marked(self, rows: np.ndarray) -> np.ndarray:
-        """Return a mask, bool (B,), that is true for `rows` (R,)."""
+    def _mask_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return a mask, bool (B,), that is True for `rows` (R,)."""
         mask = np.zeros(self.num_envs, np.bool_)
         mask[rows] = True
         return mask
 
-    def _spread(self, part: Array, rows: np.ndarray) -> Array:
-        """Return an array (B, ...) of zeros in which `rows` hold `part` (R, ...)."""
+    def _scatter(self, part: Array, rows: np.ndarray) -> Array:
+        """Return an array (B, ...) that holds `part` (R, ...) in `rows`, and zeros in the others."""
         if len(rows) == self.num_envs:
             return part
         whole = namespace(part).zeros((self.num_envs, *part.shape[1:]), dtype=part.dtype, device=part.device)
-        whole[transforms.moved(rows, part)] = part
+        whole[transforms.convert_like(rows, part)] = part
         return whole
 
-    def _take(self, whole: Array, rows: np.ndarray) -> Array:
+    def _gather(self, whole: Array, rows: np.ndarray) -> Array:
         """Return the `rows` (R,) of an array (B, ...)."""
-        return whole if len(rows) == self.num_envs else whole[transforms.moved(rows, whole)]
+        return whole if len(rows) == self.num_envs else whole[transforms.convert_like(rows, whole)]
 
 
 class TokenizeObservation(VectorTokenWrapper):
@@ -159,11 +166,11 @@ class TokenizeObservation(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
         """Wrap vector environments of NumPy arrays."""
         RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, transforms.Tokenize(world_space_of(env), squash))
+        super().__init__(env, transforms.Tokenize(single_space_of(env), squash))
 
 
 class AddNoiseTokens(VectorTokenWrapper):
-    """Adds tokens that say nothing: (B, N + M, D) for (B, N, D); see `noisy_envs.wrappers.AddNoiseTokens`."""
+    """Adds M uninformative tokens: (B, N, D) become (B, N + M, D); see `noisy_envs.wrappers.AddNoiseTokens`."""
 
     def __init__(
         self,
@@ -175,56 +182,56 @@ class AddNoiseTokens(VectorTokenWrapper):
         shuffle: bool = True,
     ) -> None:
         """Wrap vector environments of tokens."""
-        space, spec = world_space_of(env), spec_of(env)
-        rule = transforms.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
-        RecordConstructorArgs.__init__(self, **rule.options)
-        super().__init__(env, rule)
+        space, spec = single_space_of(env), spec_of(env)
+        transform = transforms.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
 
 
 class ShuffleTokens(VectorTokenWrapper):
-    """Gives all tokens (B, N, D) but the query random places in each step, in each world its own."""
+    """Puts all tokens (B, N, D) but the query in random order in each step, independently in each environment."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, transforms.Shuffle(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Shuffle(single_space_of(env), spec_of(env)))
 
 
 class TokensAndMask(VectorTokenWrapper):
-    """Shows dictionaries: `tokens` (B, N, D) float32, and `mask` bool (B, N), False for padding."""
+    """Returns dictionaries: `tokens` (B, N, D) float32, and `mask` bool (B, N), False for padding."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, transforms.Mask(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Mask(single_space_of(env), spec_of(env)))
 
 
 class FlattenTokens(VectorTokenWrapper):
-    """Shows the tokens (B, N, D) as vectors (B, N · D), row after row; `token_spec` still describes the rows."""
+    """Flattens the tokens (B, N, D) to vectors (B, N · D), row by row; `token_spec` still describes the rows."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Wrap vector environments of tokens."""
         RecordConstructorArgs.__init__(self)
-        super().__init__(env, transforms.Flatten(world_space_of(env), spec_of(env)))
+        super().__init__(env, transforms.Flatten(single_space_of(env), spec_of(env)))
 
 
 class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
-    """Tells in `info` what each episode gave that ended, as Gymnasium's wrapper of this name, also on tensors.
+    """Adds statistics of episodes that ended to `info`, as Gymnasium's wrapper of this name, but also on tensors.
 
-    `info["episode"]` has `r`, the sum of rewards (B,), or of several learners (B, n), and `l`, steps, and `t`, seconds,
-    (B,) each; 0 where no episode ended, as the mask `info["_episode"]` (B,) says. They are in the library and on the
-    device of the rewards, for which each step waits.
+    `info["episode"]` has `r`, the return (B,), or (B, n) of n controlled agents, `l`, the number of steps (B,), and
+    `t`, the number of seconds (B,). They are 0 where no episode ended, which the mask `info["_episode"]` (B,) tells.
+    They have the library and device of the rewards, so each step waits for the device.
 
     Args:
-        env: vector environments of NumPy arrays or tensors, in any auto-reset mode.
-        buffer_length: how many of the last episodes the queues hold.
-        stats_key: a word for `info`, if not "episode".
+        env: vector environments of NumPy arrays or tensors, in any autoreset mode.
+        buffer_length: number of last episodes in the queues.
+        stats_key: key in `info`.
 
     Attributes:
-        episode_count: episodes that ended so far.
-        return_queue: what the last ones returned, numbers or arrays (n,).
-        length_queue: their steps.
-        time_queue: their seconds.
+        episode_count: number of episodes that have ended.
+        return_queue: returns of the last episodes, numbers or arrays (n,).
+        length_queue: numbers of steps of the last episodes.
+        time_queue: seconds of the last episodes.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], buffer_length: int = 100, stats_key: str = "episode") -> None:
@@ -232,62 +239,62 @@ class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
         buffer_length = plain(buffer_length)
         check_count("buffer_length", buffer_length, minimum=0, may_be_range=False)
         RecordConstructorArgs.__init__(self, buffer_length=buffer_length, stats_key=stats_key)
-        world_space_of(env)
+        single_space_of(env)
         super().__init__(env)
         self._key, self._mode = stats_key, autoreset_mode_of(env)
         self.episode_count = 0
         self.return_queue, self.length_queue, self.time_queue = (deque[Any](maxlen=buffer_length) for _ in range(3))
-        self._returns = np.zeros(env.num_envs)  # (B,), or once rewards are seen (B, n)
+        self._returns = np.zeros(env.num_envs)  # (B,), or (B, n) after the first rewards of n agents
         self._lengths, self._starts = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs)
-        self._ended = np.zeros(env.num_envs, np.bool_)  # whether the next step resets a world
+        self._ended = np.zeros(env.num_envs, np.bool_)  # environments that the next step resets
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start the next episodes, of all worlds or of `options["reset_mask"]`."""
-        options = None if options is None else check_options(options)  # a copy: Gymnasium takes the mask out
+        """Start the next episodes, in all environments or those of `options["reset_mask"]`."""
+        options = None if options is None else check_options(options)  # a copy: Gymnasium removes the mask
         mask = check_reset_mask((options or {}).get("reset_mask"), self.num_envs)
         result = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        self._begin(np.ones(self.num_envs, np.bool_) if mask is None else mask)
+        self._start(np.ones(self.num_envs, np.bool_) if mask is None else mask)
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Play actions: what the environments give, with the statistics in info."""
+        """Play actions; return the results of the environments, with statistics in info."""
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         reward, ended = as_numpy(rewards), as_numpy(terminated) | as_numpy(truncated)
         if self._returns.shape != reward.shape:
             self._returns = np.zeros(reward.shape)
         idle = self._ended.copy()
-        self._begin(idle)  # this step reset them, and plays nothing there
+        self._start(idle)  # this step reset them instead of playing an action
         self._returns[~idle] += reward[~idle]
         self._lengths += ~idle
         self._ended = ended
         if ended.any():
             if self._key in info:
-                raise ValueError(f"stats_key={self._key!r}: must be no key that info has already")
+                raise ValueError(f"stats_key={self._key!r}: expected a key that info does not have yet")
             info = info | self._record(ended, rewards)
         if self._mode is AutoresetMode.SAME_STEP:
-            self._begin(ended)
+            self._start(ended)
         return observations, rewards, terminated, truncated, info
 
-    def _begin(self, mask: np.ndarray) -> None:
-        """Count the episodes of the worlds `mask`, bool (B,), from 0."""
+    def _start(self, mask: np.ndarray) -> None:
+        """Start new statistics for the environments `mask`, bool (B,)."""
         self._returns[mask], self._lengths[mask], self._starts[mask] = 0.0, 0, time.perf_counter()
         self._ended = self._ended & ~mask
 
     def _record(self, ended: np.ndarray, like: Array) -> dict[str, Any]:
-        """Return what `info` tells of the worlds `ended`, bool (B,), in the library of `like`, and queue it."""
-        real = np.float64 if isinstance(like, np.ndarray) else np.float32  # as our vector environments have it
+        """Return the info about the environments `ended`, bool (B,), in the library of `like`, and queue it."""
+        real = np.float64 if isinstance(like, np.ndarray) else np.float32  # as in this package's vector environments
         spent = np.round(time.perf_counter() - self._starts, 6)
         self.episode_count += int(ended.sum())
-        told = {}
+        statistics = {}
         for name, values, queue, dtype in (
             ("r", self._returns, self.return_queue, real),
             ("l", self._lengths, self.length_queue, np.int64),
             ("t", spent, self.time_queue, real),
         ):
             queue.extend(values[ended])
-            shown = np.zeros(values.shape, dtype)
-            shown[ended] = values[ended]
-            told[name] = transforms.moved(shown, like)
-        return {self._key: told, f"_{self._key}": transforms.moved(ended.copy(), like)}
+            masked = np.zeros(values.shape, dtype)
+            masked[ended] = values[ended]
+            statistics[name] = transforms.convert_like(masked, like)
+        return {self._key: statistics, f"_{self._key}": transforms.convert_like(ended.copy(), like)}

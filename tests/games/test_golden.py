@@ -33,35 +33,35 @@ def convert(array: np.ndarray, backend: str, dtype: str) -> Array:
 
 def load(name: str, backend: str, dtype: str) -> tuple[ParticleGame, dict[str, Array]]:
     """Return a recording and the game that it is of; time is its batch axis."""
-    core = RECORDINGS[name]
+    game = RECORDINGS[name]
     with np.load(DATA / name) as recording:
         arrays = {key: recording[key] for key in ("pos", "vel", "action", "force", "reward", "tokens")}
         told = {key: recording[key].item() for key in recording.files if key not in arrays}
-    if isinstance(core, SimpleTag):
+    if isinstance(game, SimpleTag):
         told["continuous_actions"] = told.pop("continuous")
-    assert set(told) >= {kind.option for kind in core.kinds}
-    assert {option: getattr(core, option) for option in told} == told
-    movers = core.num_movers
-    shapes = {"pos": (STEPS + 1, core.num_entities, 2), "vel": (STEPS + 1, core.num_entities, 2)}
-    shapes |= {"action": (STEPS, movers, 5) if core.continuous_actions else (STEPS, movers)}
+    assert set(told) >= {kind.option for kind in game.entity_types}
+    assert {option: getattr(game, option) for option in told} == told
+    movers = game.num_movers
+    shapes = {"pos": (STEPS + 1, game.num_entities, 2), "vel": (STEPS + 1, game.num_entities, 2)}
+    shapes |= {"action": (STEPS, movers, 5) if game.continuous_actions else (STEPS, movers)}
     shapes |= {"force": (STEPS, movers, 2), "reward": (STEPS, movers)}
-    shapes |= {"tokens": (STEPS + 1, movers, core.num_entities, 5)}
+    shapes |= {"tokens": (STEPS + 1, movers, game.num_entities, 5)}
     assert {key: array.shape for key, array in arrays.items()} == shapes
-    return core, {key: convert(array, backend, dtype) for key, array in arrays.items()}
+    return game, {key: convert(array, backend, dtype) for key, array in arrays.items()}
 
 
-def inject(core: ParticleGame, recording: dict[str, Array], times: slice) -> State:
+def inject(game: ParticleGame, recording: dict[str, Array], times: slice) -> State:
     """Return the recorded states at `times`."""
-    return core.arrange(recording["pos"][times], recording["vel"][times])
+    return game.arrange(recording["pos"][times], recording["vel"][times])
 
 
-def play(core: ParticleGame, recording: dict[str, Array], dtype: str) -> State:
+def play(game: ParticleGame, recording: dict[str, Array], dtype: str) -> State:
     """Return the states after each step: in float64 one free run, in float32 each step from its recorded state."""
     if dtype == "float32":
-        return core.push(inject(core, recording, slice(0, STEPS)), recording["force"])
-    states = [inject(core, recording, slice(0, 1))]
+        return game.push(inject(game, recording, slice(0, STEPS)), recording["force"])
+    states = [inject(game, recording, slice(0, 1))]
     for t in range(STEPS):
-        states.append(core.push(states[-1], recording["force"][t : t + 1]))
+        states.append(game.push(states[-1], recording["force"][t : t + 1]))
     return join(states[1:])
 
 
@@ -91,21 +91,21 @@ def test_recordings_are_all_replayed():
 @each_dtype
 @each_recording
 def test_motion_and_rewards(name, dtype, backend):
-    core, recording = load(name, backend, dtype)
-    state = play(core, recording, dtype)
+    game, recording = load(name, backend, dtype)
+    state = play(game, recording, dtype)
     bodies = np.concatenate([as_numpy(state.mover), as_numpy(state.landmark)], axis=1)  # (T, E, 5)
     close(bodies[..., :2], recording["pos"][1:], dtype)
     close(bodies[..., 2:4], recording["vel"][1:], dtype)
-    close(core.reward(state), recording["reward"][:, : core.num_agents], dtype)
+    close(game.reward(state), recording["reward"][:, : game.num_agents], dtype)
 
 
 @each_backend
 @each_dtype
 @each_recording
 def test_forces_of_agents(name, dtype, backend):
-    core, recording = load(name, backend, dtype)
-    agents = slice(0, core.num_agents)
-    force = core.control(recording["action"][:, agents], recording["pos"])
+    game, recording = load(name, backend, dtype)
+    agents = slice(0, game.num_agents)
+    force = game.control(recording["action"][:, agents], recording["pos"])
     close(force, recording["force"][:, agents], dtype)
     assert force.dtype == recording["pos"].dtype
 
@@ -115,38 +115,42 @@ def test_forces_of_agents(name, dtype, backend):
 @each_recording
 def test_tokens(name, dtype, backend):
     """Row by row in tag; their centroid has the rows behind the own in another order."""
-    core, recording = load(name, backend, dtype)
-    states = join([inject(core, recording, slice(0, 1)), play(core, recording, dtype)])
-    ours, theirs = core.observe(states), recording["tokens"][:, : core.num_agents]
+    game, recording = load(name, backend, dtype)
+    states = join([inject(game, recording, slice(0, 1)), play(game, recording, dtype)])
+    ours, theirs = game.observe(states), recording["tokens"][:, : game.num_agents]
     assert ours.shape == theirs.shape
-    if isinstance(core, SimpleTag):
+    if isinstance(game, SimpleTag):
         close(ours, theirs, dtype)
         return
-    for agent in range(core.num_agents):
+    for agent in range(game.num_agents):
         close(ours[:, agent, 0], theirs[:, agent, 0], dtype)
         assert same_sets(ours[:, agent, 1:], theirs[:, agent, 1:], dtype)
 
 
-@pytest.mark.parametrize("name", [name for name, core in RECORDINGS.items() if isinstance(core, SimpleTag)])
+@pytest.mark.parametrize("name", [name for name, game in RECORDINGS.items() if isinstance(game, SimpleTag)])
 def test_catches_are_recorded(name):
     _, recording = load(name, "numpy", "float64")
     assert recording["reward"].max() == 10 and recording["reward"].min() <= -10
 
 
-def one_step(core: ParticleGame, backend: str, dtype: str, action_dtype: str) -> set[str]:
+def one_step(game: ParticleGame, backend: str, dtype: str, action_dtype: str) -> set[str]:
     """Return the types of all that a step from a state of type `dtype` gives."""
-    state = core.initial(tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in core.start_draws))
-    chance = core.chance(tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in core.step_draws))
-    shape = (2, core.num_agents, 5) if core.continuous_actions else (2, core.num_agents)
-    after = core.transition(state, convert(np.ones(shape, action_dtype), backend, action_dtype), chance)
-    drawn = [x for name, x in chance._asdict().items() if name != "random" or core.continuous_actions]  # else integers
-    arrays = (*state, *drawn, *after, core.observe(after), core.reward(after), core.world_tokens(after))
+    state = game.initial(tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in game.num_reset_uniforms))
+    randomness = game.sample_randomness(
+        tuple(convert(np.full((2, n), 0.5), backend, dtype) for n in game.num_step_uniforms)
+    )
+    shape = (2, game.num_agents, 5) if game.continuous_actions else (2, game.num_agents)
+    after = game.transition(state, convert(np.ones(shape, action_dtype), backend, action_dtype), randomness)
+    drawn = [
+        x for name, x in randomness._asdict().items() if name != "random" or game.continuous_actions
+    ]  # else integers
+    arrays = (*state, *drawn, *after, game.observe(after), game.reward(after), game.world_tokens(after))
     return {str(array.dtype).removeprefix("torch.") for array in arrays}
 
 
 SOLID = {"num_signal": (1, 3), "num_noise": (0, 28), "collidable_agents": True, "collidable_noise": True}
 each_kind = pytest.mark.parametrize(
-    ("core", "action_dtype"),
+    ("game", "action_dtype"),
     [
         (SimpleCentroid(), "float32"),
         (SimpleCentroid(continuous_actions=False, num_agents=2), "int64"),
@@ -162,8 +166,8 @@ each_kind = pytest.mark.parametrize(
 @each_backend
 @each_dtype
 @each_kind
-def test_dtype_is_kept(core, action_dtype, dtype, backend):
-    assert one_step(core, backend, dtype, action_dtype) == {dtype}
+def test_dtype_is_kept(game, action_dtype, dtype, backend):
+    assert one_step(game, backend, dtype, action_dtype) == {dtype}
 
 
 @each_backend

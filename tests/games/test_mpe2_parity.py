@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make, to_backend
+from cases import slow
+from helpers import make, to_backend
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import as_numpy
@@ -15,7 +16,7 @@ from noisy_envs.games.simple_tag import SimpleTag
 
 simple_tag_v3 = pytest.importorskip("mpe2.simple_tag_v3")
 
-EPISODES, STEPS = 8, 128
+EPISODES, STEPS = 4, 128
 HELD = 4  # steps for which an action is held, so that speed limits and the far outside are reached
 SIZES: dict[str, dict[str, Any]] = {
     "1v3v12": {"num_predators": 1, "num_prey": 3, "num_obstacles": 12},
@@ -53,17 +54,17 @@ def build(case: str, continuous: bool) -> SimpleTag:
     return SimpleTag(**PLAYED[case], continuous_actions=continuous, reward_sharing="shared", start="mpe")
 
 
-def reference(core: SimpleTag) -> Any:
+def reference(game: SimpleTag) -> Any:
     """Make MPE's environment with our options."""
     env = simple_tag_v3.parallel_env(
-        num_good=core.num_prey,
-        num_adversaries=core.num_predators,
-        num_obstacles=core.num_obstacles,
-        max_cycles=core.max_steps,
-        continuous_actions=core.continuous_actions,
+        num_good=game.num_prey,
+        num_adversaries=game.num_predators,
+        num_obstacles=game.num_obstacles,
+        max_cycles=game.max_steps,
+        continuous_actions=game.continuous_actions,
     )
-    solid = [core.collidable_predators] * core.num_predators + [core.collidable_prey] * core.num_prey
-    solid += [core.collidable_obstacles] * core.num_obstacles
+    solid = [game.collidable_predators] * game.num_predators + [game.collidable_prey] * game.num_prey
+    solid += [game.collidable_obstacles] * game.num_obstacles
     for entity, collide in zip(env.unwrapped.world.entities, solid, strict=True):
         entity.collide = collide
     return env
@@ -80,11 +81,11 @@ def bodies(env: Any) -> np.ndarray:
     return np.array([[*entity.state.p_pos, *entity.state.p_vel] for entity in env.unwrapped.world.entities])
 
 
-def draw_joint_actions(core: SimpleTag, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def draw_joint_actions(game: SimpleTag, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Draw joint actions (*shape, A), or (*shape, A, 5), steps being the last axis of `shape`, each held."""
     rng = np.random.default_rng(seed)
-    drawn = (*shape[:-1], -(-shape[-1] // HELD), core.num_agents)
-    if core.continuous_actions:  # multiples of 1/256, whose differences are exact in float32 and float64
+    drawn = (*shape[:-1], -(-shape[-1] // HELD), game.num_agents)
+    if game.continuous_actions:  # multiples of 1/256, whose differences are exact in float32 and float64
         actions = (rng.integers(0, 257, (*drawn, 5)) / 256).astype(np.float32)
     else:
         actions = rng.integers(0, 5, drawn)
@@ -94,14 +95,14 @@ def draw_joint_actions(core: SimpleTag, shape: tuple[int, ...], seed: int) -> np
 @cache
 def record(case: str, continuous: bool) -> Recording:
     """Play MPE from a crowd."""
-    core = build(case, continuous)
-    env = reference(core)
+    game = build(case, continuous)
+    env = reference(game)
     rng = np.random.default_rng(1)
-    position = rng.uniform(-0.3, 0.3, (EPISODES, core.num_entities, 2))
+    position = rng.uniform(-0.3, 0.3, (EPISODES, game.num_entities, 2))
     velocity = rng.uniform(-0.5, 0.5, position.shape)
-    velocity[:, core.num_agents :] = 0.0
-    actions = draw_joint_actions(core, (EPISODES, STEPS), seed=2)
-    body, reward = np.empty((EPISODES, STEPS + 1, core.num_entities, 4)), np.empty((EPISODES, STEPS, core.num_agents))
+    velocity[:, game.num_agents :] = 0.0
+    actions = draw_joint_actions(game, (EPISODES, STEPS), seed=2)
+    body, reward = np.empty((EPISODES, STEPS + 1, game.num_entities, 4)), np.empty((EPISODES, STEPS, game.num_agents))
     for i in range(EPISODES):
         env.reset(seed=0)
         inject(env, position[i], velocity[i])
@@ -110,30 +111,30 @@ def record(case: str, continuous: bool) -> Recording:
             rewards = env.step(dict(zip(env.possible_agents, actions[i, t], strict=True)))[1]
             reward[i, t] = [rewards[name] for name in env.possible_agents]
             body[i, t + 1] = bodies(env)
-    check_events(core, body[:, 1:], reward, np.array([entity.size for entity in env.unwrapped.world.entities]))
+    check_events(game, body[:, 1:], reward, np.array([entity.size for entity in env.unwrapped.world.entities]))
     return Recording(actions, body, reward)
 
 
-def check_events(core: SimpleTag, body: np.ndarray, reward: np.ndarray, radius: np.ndarray) -> None:
+def check_events(game: SimpleTag, body: np.ndarray, reward: np.ndarray, radius: np.ndarray) -> None:
     """Demand that episodes hold what there is to compare: contacts, catches, top speeds, each part of the penalty."""
-    predators, prey = core.teams["predators"], core.teams["prey"]
+    predators, prey = game.teams["predators"], game.teams["prey"]
     gap = np.linalg.norm(body[:, :, :, None, :2] - body[:, :, None, :, :2], axis=-1) - radius[:, None] - radius
-    met = (gap < 0).any((0, 1)) & ~np.eye(core.num_entities, dtype=bool)  # (N, N)
+    met = (gap < 0).any((0, 1)) & ~np.eye(game.num_entities, dtype=bool)  # (N, N)
     assert met[predators, prey].any()
-    assert (reward[..., predators] > 0).any() == core.collidable_predators
+    assert (reward[..., predators] > 0).any() == game.collidable_predators
     for team, limit in ((predators, 1.0), (prey, 1.3)):
         assert met[team, team].any() or team.stop - team.start == 1
-        assert met[team, core.num_agents :].any() or core.num_obstacles == 0
+        assert met[team, game.num_agents :].any() or game.num_obstacles == 0
         assert (np.linalg.norm(body[:, :, team, 2:], axis=-1) > limit - 1e-9).any()
     outside, full = np.abs(body[:, :, prey, :2]), 1 + np.log(10) / 2
     for low, high in ((0.9, 1.0), (1.0, full), (full, np.inf)):
         assert ((outside > low) & (outside < high)).any()
 
 
-def recorded_states(core: SimpleTag, body: np.ndarray, backend: str) -> State:
+def recorded_states(game: SimpleTag, body: np.ndarray, backend: str) -> State:
     """Return recorded bodies (..., N, 4) as one batch of ours."""
-    body = to_backend(body.reshape(-1, core.num_entities, 4), backend)
-    return core.arrange(body[..., :2], body[..., 2:])
+    body = to_backend(body.reshape(-1, game.num_entities, 4), backend)
+    return game.arrange(body[..., :2], body[..., 2:])
 
 
 # --- one state, the same actions ---
@@ -141,12 +142,12 @@ def recorded_states(core: SimpleTag, body: np.ndarray, backend: str) -> State:
 
 @each_action
 @each_played
-@pytest.mark.in_turn("backend")
+@pytest.mark.parametrize("backend", ["numpy", slow("torch")], indirect=True)
 def test_motion_over_an_episode(case, continuous, backend):
-    core, recording = build(case, continuous), record(case, continuous)
-    state = recorded_states(core, recording.body[:, 0], backend)
+    game, recording = build(case, continuous), record(case, continuous)
+    state = recorded_states(game, recording.body[:, 0], backend)
     for t in range(STEPS):
-        state = core.transition(state, to_backend(recording.action[:, t], backend), None)
+        state = game.transition(state, to_backend(recording.action[:, t], backend), None)
         ours = np.concatenate([as_numpy(rows)[..., :4] for rows in state], axis=1)
         # contacts amplify rounding, here to 1e-11
         np.testing.assert_allclose(ours, recording.body[:, t + 1], rtol=0, atol=1e-6, err_msg=f"step {t}")
@@ -155,23 +156,23 @@ def test_motion_over_an_episode(case, continuous, backend):
 @each_action
 @each_played
 def test_each_step_in_float32(case, continuous, backend):
-    core, recording = build(case, continuous), record(case, continuous)
-    state = recorded_states(core, recording.body[:, :-1].astype(np.float32), backend)
+    game, recording = build(case, continuous), record(case, continuous)
+    state = recorded_states(game, recording.body[:, :-1].astype(np.float32), backend)
     action = to_backend(recording.action.reshape(-1, *recording.action.shape[2:]), backend)
-    mover = as_numpy(core.transition(state, action, None).mover)[..., :4]
+    mover = as_numpy(game.transition(state, action, None).mover)[..., :4]
     assert mover.dtype == np.float32
-    expected = recording.body[:, 1:, : core.num_agents].reshape(mover.shape)
+    expected = recording.body[:, 1:, : game.num_agents].reshape(mover.shape)
     np.testing.assert_allclose(mover, expected, rtol=0, atol=1e-5)
 
 
 @each_action
 @each_paid
 def test_rewards(case, continuous, backend):
-    core, recording = build(case, continuous), record(case, continuous)
+    game, recording = build(case, continuous), record(case, continuous)
     body = recording.body[:, 1:]
-    reward = as_numpy(core.reward(recorded_states(core, body, backend))).reshape(recording.reward.shape)
-    free = (np.abs(body[:, :, : core.num_agents, :2]) < 0.9).all(-1)
-    free[..., : core.num_predators] = True  # they may leave the arena
+    reward = as_numpy(game.reward(recorded_states(game, body, backend))).reshape(recording.reward.shape)
+    free = (np.abs(body[:, :, : game.num_agents, :2]) < 0.9).all(-1)
+    free[..., : game.num_predators] = True  # they may leave the arena
     np.testing.assert_array_equal(reward[free], recording.reward[free])
     np.testing.assert_allclose(reward, recording.reward, rtol=0, atol=1e-9)
 
@@ -250,21 +251,21 @@ def test_length(limit):
 @pytest.mark.parametrize("sizes", [{}, {"num_predators": 1, "num_prey": 3}], ids=["defaults", "1v3v2"])
 def test_public_views(sizes, continuous):
     ours = simple_tag_v0.parallel_env(mpe=True, continuous_actions=continuous, **sizes)
-    core = ours.core
-    theirs = simple_tag_v3.parallel_env(continuous_actions=continuous) if not sizes else reference(core)
+    game = ours.game
+    theirs = simple_tag_v3.parallel_env(continuous_actions=continuous) if not sizes else reference(game)
     names = {name: name.replace("agent", "prey").replace("adversary", "predator") for name in theirs.possible_agents}
     assert list(names.values()) == ours.possible_agents
     rng = np.random.default_rng(3)
-    actions = draw_joint_actions(core, (EPISODES, core.max_steps), seed=4)
+    actions = draw_joint_actions(game, (EPISODES, game.max_steps), seed=4)
     caught = paid = False
     for i in range(EPISODES):
-        position = rng.uniform(-1.0, 1.0, (core.num_entities, 2)).astype(np.float32)
+        position = rng.uniform(-1.0, 1.0, (game.num_entities, 2)).astype(np.float32)
         velocity = rng.uniform(-0.5, 0.5, position.shape).astype(np.float32)
-        velocity[core.num_agents :] = 0.0
+        velocity[game.num_agents :] = 0.0
         theirs.reset(seed=0)
         inject(theirs, position, velocity)
         ours.reset(seed=0, options={"state": {"position": position, "velocity": velocity}})
-        for t in range(core.max_steps):
+        for t in range(game.max_steps):
             seen, rewards, *_ = theirs.step(dict(zip(names, actions[i, t], strict=True)))
             tokens, ours_rewards, *_ = ours.step(dict(zip(names.values(), actions[i, t], strict=True)))
             assert rewards.keys() == names.keys() and list(ours_rewards) == list(names.values())

@@ -8,16 +8,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases import slow
 
 from noisy_envs import ENVIRONMENTS, registration
 from noisy_envs.arrays import Array, as_numpy
-from noisy_envs.baselines import play_reference
+from noisy_envs.baselines import play_baseline
 from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, SELF, State
-from noisy_envs.games.simple_centroid import AGENT, NOISE, SIGNAL, Chance, SimpleCentroid
+from noisy_envs.games.simple_centroid import AGENT, NOISE, SIGNAL, SimpleCentroid, StepRandomness
 from noisy_envs.interfaces import episode as episode_shell
-from noisy_envs.interfaces.common import casting, legal, observation_box
-from noisy_envs.interfaces.functional import Rules, play
+from noisy_envs.interfaces.functional import EnvParams, play
+from noisy_envs.interfaces.scripted import assign_policies, clip_action
+from noisy_envs.interfaces.spaces import observation_box
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.validation import build
@@ -37,39 +39,41 @@ DEFAULT = SimpleCentroid()
 FLOAT32 = np.zeros(0, np.float32)
 
 
-def worlds(core: SimpleCentroid, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
+def worlds(game: SimpleCentroid, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
     """Return the starts of `count` episodes and their keys."""
     key = episode_key(seed + np.arange(count), np.zeros(count, np.int64))
-    return core.initial(uniforms(key, np.zeros(count, np.int64), core.start_draws)), key
+    return game.initial(uniforms(key, np.zeros(count, np.int64), game.num_reset_uniforms)), key
 
 
-def draw_step(core: SimpleCentroid, key: np.ndarray, t: int) -> tuple[Chance, np.ndarray]:
+def draw_step(game: SimpleCentroid, key: np.ndarray, t: int) -> tuple[StepRandomness, np.ndarray]:
     """Return the chance of step t, and uniforms of the shape of a joint action, from a stream of their own."""
-    *step, u = uniforms(key, np.full(len(key), t + 1), (*core.step_draws, core.num_agents * core.num_actions))
-    u = u.reshape(len(key), core.num_agents, -1)
-    return core.chance(tuple(step)), u if core.continuous_actions else u[..., 0]
+    *step, u = uniforms(key, np.full(len(key), t + 1), (*game.num_step_uniforms, game.num_agents * game.num_actions))
+    u = u.reshape(len(key), game.num_agents, -1)
+    return game.sample_randomness(tuple(step)), u if game.continuous_actions else u[..., 0]
 
 
-def arranged(core: SimpleCentroid, position: Any, velocity: Any = 0.0) -> State:
+def arranged(game: SimpleCentroid, position: Any, velocity: Any = 0.0) -> State:
     """Return one world, whole, with entities at the given places."""
     position = np.array([position], dtype=np.float64)
     velocity = np.broadcast_to(np.array(velocity, dtype=np.float64), position.shape)
-    return core.arrange(position, velocity, core.num_movers - core.num_agents, core.num_entities - core.num_movers)
+    return game.arrange(position, velocity, game.num_movers - game.num_agents, game.num_entities - game.num_movers)
 
 
-def coast(core: SimpleCentroid, state: State) -> np.ndarray:
+def coast(game: SimpleCentroid, state: State) -> np.ndarray:
     """Play a step in which nobody pushes: the movers (M, 4)."""
-    return core.push(state, np.zeros_like(state.mover[..., 2:4])).mover[0, :, :4]
+    return game.push(state, np.zeros_like(state.mover[..., 2:4])).mover[0, :, :4]
 
 
-def seen(core: SimpleCentroid, state: State, agent: int = 0) -> Array:
+def seen(game: SimpleCentroid, state: State, agent: int = 0) -> Array:
     """Return the tokens (B, N, 5) of one agent."""
-    return core.observe(state, slice(agent, agent + 1))[:, 0]
+    return game.observe(state, slice(agent, agent + 1))[:, 0]
 
 
-def wandering(core: SimpleCentroid, wander: np.ndarray) -> Chance:
+def wandering(game: SimpleCentroid, wander: np.ndarray) -> StepRandomness:
     """Return the chance of a step in which the signal pushes itself so, (1, S, 2)."""
-    return core.chance(tuple(np.zeros((1, count), wander.dtype) for count in core.step_draws))._replace(wander=wander)
+    return game.sample_randomness(
+        tuple(np.zeros((1, count), wander.dtype) for count in game.num_step_uniforms)
+    )._replace(wander=wander)
 
 
 def departure(u: np.ndarray) -> float:
@@ -96,7 +100,7 @@ def departure(u: np.ndarray) -> float:
     ],
 )
 def test_continuous_actions(action, force):
-    given = legal(DEFAULT, np.array([[action]], np.float32))
+    given = clip_action(DEFAULT, np.array([[action]], np.float32))
     np.testing.assert_array_equal(DEFAULT.control(given, FLOAT32), [[force]])
 
 
@@ -109,10 +113,10 @@ def test_discrete_actions_are_the_one_hot_ones():
 
 def test_positions_move_with_the_old_velocity():
     state = arranged(DEFAULT, np.zeros((8, 2)))
-    chance = wandering(DEFAULT, np.zeros((1, 3, 2)))
+    randomness = wandering(DEFAULT, np.zeros((1, 3, 2)))
     path = []
     for _ in range(4):
-        state = DEFAULT.transition(state, np.array([[[0, 0, 1, 0, 0]]], np.float32), chance)
+        state = DEFAULT.transition(state, np.array([[[0, 0, 1, 0, 0]]], np.float32), randomness)
         path.append(state.mover[0, 0].tolist())
     x, v = [0, 0.05, 0.1375, 0.253125], [0.5, 0.875, 1.15625, 1.3671875]
     np.testing.assert_allclose(path, [[a, 0, b, 0, AGENT] for a, b in zip(x, v, strict=True)], atol=1e-12)
@@ -126,11 +130,11 @@ def test_speed_limits():
 
 def test_signal_wanders():
     u = np.array([[0, 0.25, 0.5]])
-    chance = DEFAULT.chance((u, np.zeros((1, 0))))
-    np.testing.assert_allclose(chance.wander, [[[1, 0], [0, 1], [-1, 0]]], atol=1e-15)
-    state = DEFAULT.transition(arranged(DEFAULT, np.zeros((8, 2))), np.zeros((1, 1, 5), np.float32), chance)
+    randomness = DEFAULT.sample_randomness((u, np.zeros((1, 0))))
+    np.testing.assert_allclose(randomness.wander, [[[1, 0], [0, 1], [-1, 0]]], atol=1e-15)
+    state = DEFAULT.transition(arranged(DEFAULT, np.zeros((8, 2))), np.zeros((1, 1, 5), np.float32), randomness)
     np.testing.assert_allclose(state.mover[0, 1:, 2:4], [[0.1, 0], [0, 0.1], [-0.1, 0]], atol=1e-15)
-    everywhere = DEFAULT.chance(uniforms(worlds(DEFAULT, 1)[1], np.arange(999), DEFAULT.step_draws))
+    everywhere = DEFAULT.sample_randomness(uniforms(worlds(DEFAULT, 1)[1], np.arange(999), DEFAULT.num_step_uniforms))
     np.testing.assert_allclose(physics.length(everywhere.wander), 1, atol=1e-6)
 
 
@@ -160,9 +164,9 @@ def five(kinds: list[str]) -> SimpleCentroid:
 def test_contact_forces(one, other, kinds, reach, gap, force):
     """100 · k · log(1 + exp(−gap / k)) apart, k = 0.001; hence 100 newton for each unit of overlap."""
     gap, force = (-reach / 2, 50 * reach) if gap == "half" else (gap, force)
-    core, position = five(kinds), AWAY.copy()
+    game, position = five(kinds), AWAY.copy()
     position[other] = position[one] + (reach + gap) * np.array([0.6, 0.8])
-    velocity = coast(core, arranged(core, position))[:, 2:]
+    velocity = coast(game, arranged(game, position))[:, 2:]
     expected = np.zeros((5, 2))
     expected[one] = -0.1 * force * np.array([0.6, 0.8])  # dt = 0.1, mass 1
     expected[other] = -expected[one]
@@ -172,55 +176,55 @@ def test_contact_forces(one, other, kinds, reach, gap, force):
 @each_pair
 def test_no_contact_unless_both_collide(one, other, kinds, reach):
     for some in itertools.chain.from_iterable(itertools.combinations(kinds, n) for n in range(len(kinds))):
-        core, position = five(list(some)), AWAY.copy()
+        game, position = five(list(some)), AWAY.copy()
         position[other] = position[one] + reach / 2
-        assert (coast(core, arranged(core, position))[:, 2:] == 0).all()
+        assert (coast(game, arranged(game, position))[:, 2:] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("options", [{}, ALL_SOLID], ids=["no contacts", "all solid"])
 def test_bodies_at_one_point(options, dtype):
-    core = SimpleCentroid(num_agents=2, **options)
-    state = State(*(field.astype(dtype) for field in arranged(core, np.ones((9, 2)))))
-    np.testing.assert_array_equal(coast(core, state), np.tile([1, 1, 0, 0], (5, 1)))
+    game = SimpleCentroid(num_agents=2, **options)
+    state = State(*(field.astype(dtype) for field in arranged(game, np.ones((9, 2)))))
+    np.testing.assert_array_equal(coast(game, state), np.tile([1, 1, 0, 0], (5, 1)))
 
 
 def test_bodies_almost_at_one_point():
-    core = five(["agents"])
+    game = five(["agents"])
     position = AWAY.copy()
     position[:2] = [[1e-30, 0], [0, 0]]
-    np.testing.assert_allclose(coast(core, arranged(core, position))[:2, 2], [1.5, -1.5])
+    np.testing.assert_allclose(coast(game, arranged(game, position))[:2, 2], [1.5, -1.5])
 
 
 def test_a_body_does_not_push_itself():
     """Everything collides but all is 1 apart, each body alone at its own point: no force at all."""
-    core = SimpleCentroid(num_agents=2, **ALL_SOLID)
+    game = SimpleCentroid(num_agents=2, **ALL_SOLID)
     places = np.array(list(itertools.product(range(3), range(3))), np.float64)
-    np.testing.assert_array_equal(coast(core, arranged(core, places))[:, 2:], 0)
+    np.testing.assert_array_equal(coast(game, arranged(game, places))[:, 2:], 0)
 
 
 def test_absent_entities_neither_push_nor_move():
-    core = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2), **ALL_SOLID)
+    game = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2), **ALL_SOLID)
     position = np.array([[[0.03, 0.0], [10, 10], *[[0, 0]] * 4]])  # absent ones lie at the origin, near the agent
-    state = core.arrange(position, np.zeros_like(position), np.array([[1]]), np.array([[0]]))
-    np.testing.assert_array_equal(coast(core, state), [[0.03, 0, 0, 0], [10, 10, 0, 0], [0] * 4, [0] * 4])
-    chance = wandering(core, np.ones((1, 3, 2)))
-    moved = core.transition(state, np.zeros((1, 1, 5)), chance).mover[0]
+    state = game.arrange(position, np.zeros_like(position), np.array([[1]]), np.array([[0]]))
+    np.testing.assert_array_equal(coast(game, state), [[0.03, 0, 0, 0], [10, 10, 0, 0], [0] * 4, [0] * 4])
+    randomness = wandering(game, np.ones((1, 3, 2)))
+    moved = game.transition(state, np.zeros((1, 1, 5)), randomness).mover[0]
     np.testing.assert_allclose(moved[1:, 2:4], [[0.1, 0.1], [0, 0], [0, 0]])
 
 
 @pytest.mark.parametrize("options", [{}, {"collidable_agents": True, "collidable_signal": True}])
 def test_noise_is_driven_through(options):
     """To the bit as if it were 100 units away."""
-    core = SimpleCentroid(num_noise=28, **options)
-    near, key = worlds(core, 64)
+    game = SimpleCentroid(num_noise=28, **options)
+    near, key = worlds(game, 64)
     near.landmark[..., :2] = near.mover[:, :1, :2] + 0.1 * near.landmark[..., :2]
     far = near._replace(landmark=near.landmark + np.array([100, 100, 0, 0, 0], np.float32))
     for t in range(30):
-        chance, u = draw_step(core, key, t)
-        near, far = (core.transition(state, u, chance) for state in (near, far))
+        randomness, u = draw_step(game, key, t)
+        near, far = (game.transition(state, u, randomness) for state in (near, far))
         np.testing.assert_array_equal(near.mover, far.mover)
-        np.testing.assert_array_equal(core.reward(near), core.reward(far))
+        np.testing.assert_array_equal(game.reward(near), game.reward(far))
 
 
 @pytest.mark.parametrize(
@@ -244,8 +248,8 @@ def test_only_colliding_kinds_are_paired(kinds, pairs, monkeypatch):
 
     add_contacts = physics.add_contacts
     monkeypatch.setattr(physics, "add_contacts", counted)
-    core = SimpleCentroid(2, 3, 28, **{f"collidable_{kind}": True for kind in kinds})
-    coast(core, worlds(core, 1)[0])
+    game = SimpleCentroid(2, 3, 28, **{f"collidable_{kind}": True for kind in kinds})
+    coast(game, worlds(game, 1)[0])
     assert sum(counts) == pairs
 
 
@@ -265,12 +269,12 @@ def test_only_colliding_kinds_are_paired(kinds, pairs, monkeypatch):
     ],
 )
 def test_spread(num_noise, u_count, entities, spread):
-    core = SimpleCentroid(num_noise=num_noise)
-    u = [np.zeros((1, count)) for count in core.start_draws]  # counts, agent, signal, offset, noise
+    game = SimpleCentroid(num_noise=num_noise)
+    u = [np.zeros((1, count)) for count in game.num_reset_uniforms]  # counts, agent, signal, offset, noise
     u[0][:] = u_count
-    plain = core.initial(tuple(u))
+    plain = game.initial(tuple(u))
     u[3][:] = 0.75, 0.25  # an offset of length 0.75, a quarter of a turn from x
-    shifted = core.initial(tuple(u))
+    shifted = game.initial(tuple(u))
     noise = plain.role[0, 4:] == NOISE
     assert (plain.role != ABSENT).sum() == entities and noise.sum() == entities - 4
     np.testing.assert_allclose(plain.mover[0, :, :4], np.tile([-spread, -spread, -2, -2], (4, 1)))
@@ -286,10 +290,10 @@ def test_spread(num_noise, u_count, entities, spread):
     [({}, 2, 2), ({"spread": 0.5}, 0.5, 0.5), ({"noise_spread": 7.0}, 2, 7), ({"spread": 3, "noise_spread": 1}, 3, 1)],
 )
 def test_start_is_uniform(options, spread, noise_spread):
-    core = SimpleCentroid(num_agents=2, noise_offset=0.0, **options)
-    state, _ = worlds(core, 4096)
+    game = SimpleCentroid(num_agents=2, noise_offset=0.0, **options)
+    state, _ = worlds(game, 4096)
     scales = (spread, spread, 2, 2)
-    for body, axis in itertools.product(range(core.num_movers), range(4)):
+    for body, axis in itertools.product(range(game.num_movers), range(4)):
         assert departure(state.mover[:, body, axis] / scales[axis] / 2 + 0.5) < 2.2
     for body, axis in itertools.product(range(4), range(2)):
         assert departure(state.landmark[:, body, axis] / noise_spread / 2 + 0.5) < 2.2
@@ -302,8 +306,8 @@ def test_start_is_uniform(options, spread, noise_spread):
 
 
 def test_noise_shares_one_offset():
-    core = SimpleCentroid(noise_spread=1e-6, noise_offset=3.0)
-    place = worlds(core, 4096)[0].landmark[..., :2]
+    game = SimpleCentroid(noise_spread=1e-6, noise_offset=3.0)
+    place = worlds(game, 4096)[0].landmark[..., :2]
     assert np.ptp(place, axis=1).max() < 4e-6
     x, y = place[:, 0].T
     assert departure(np.hypot(x, y) / 3) < 2.2  # the length is uniform, not the area
@@ -311,8 +315,8 @@ def test_noise_shares_one_offset():
 
 
 def test_counts_cover_their_ranges():
-    core = SimpleCentroid(num_signal=(2, 4), num_noise=(0, 28))
-    role = worlds(core, 8192)[0].role
+    game = SimpleCentroid(num_signal=(2, 4), num_noise=(0, 28))
+    role = worlds(game, 8192)[0].role
     signal, noise = (role == SIGNAL).sum(axis=1), (role == NOISE).sum(axis=1)
     for counts, low, high in ((signal, 2, 4), (noise, 0, 28)):
         values, times = np.unique(counts, return_counts=True)
@@ -323,17 +327,17 @@ def test_counts_cover_their_ranges():
 
 
 def test_padding():
-    core = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 28))
-    state, key = worlds(core, 64)
+    game = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 28))
+    state, key = worlds(game, 64)
     for t in range(3):
         for agent in range(2):
-            tokens = seen(core, state, agent)
-            mask = core.token_spec.mask(tokens)
+            tokens = seen(game, state, agent)
+            mask = game.token_spec.mask(tokens)
             assert (tokens[~mask] == [0, 0, 0, 0, -1]).all()
             np.testing.assert_array_equal(mask.sum(axis=1), (state.role != ABSENT).sum(axis=1))
             assert mask[:, 0].all() and 0 < mask.mean() < 1
-        chance, u = draw_step(core, key, t)
-        state = core.transition(state, u, chance)
+        randomness, u = draw_step(game, key, t)
+        state = game.transition(state, u, randomness)
 
 
 @pytest.mark.parametrize(
@@ -346,15 +350,15 @@ def test_padding():
     ],
 )
 def test_more_noise_changes_nobody_else(one, other, same_noise):
-    cores = [SimpleCentroid(spread=2.0, **options) for options in (one, other)]
-    (state_one, key), (state_other, _) = (worlds(core, 64) for core in cores)
+    games = [SimpleCentroid(spread=2.0, **options) for options in (one, other)]
+    (state_one, key), (state_other, _) = (worlds(game, 64) for game in games)
     for t in range(10):
         np.testing.assert_array_equal(state_one.mover, state_other.mover)
         np.testing.assert_array_equal(state_one.landmark[:, :same_noise], state_other.landmark[:, :same_noise])
-        action = cores[0].policy("oracle", state_one, draw_step(cores[0], key, t)[1])
+        action = games[0].policy("oracle", state_one, draw_step(games[0], key, t)[1])
         state_one, state_other = (
-            core.transition(state, action, draw_step(core, key, t)[0])
-            for core, state in zip(cores, (state_one, state_other), strict=True)
+            game.transition(state, action, draw_step(game, key, t)[0])
+            for game, state in zip(games, (state_one, state_other), strict=True)
         )
 
 
@@ -364,9 +368,7 @@ def test_returns_at_the_start_of_an_id_do_not_fall_with_noise(env_id):
     assert registration.same_start(env_id, {}) == registration.same_start(env_id, {}, (env_id, {})) == {}
     assert registration.same_start(env_id, {"num_noise": 60}, (env_id, {})) == start
     assert registration.same_start(env_id, {"num_noise": 60, "spread": None}, (env_id, {})) == {}
-    found = [
-        play_reference(env_id, "oracle", 50, options={"num_noise": noise, **start}).mean() for noise in (0, 28, 60)
-    ]
+    found = [play_baseline(env_id, "oracle", 50, options={"num_noise": noise, **start}).mean() for noise in (0, 28, 60)]
     assert found[0] == found[1] == found[2]
 
 
@@ -409,10 +411,10 @@ def test_a_crowd_starts_without_a_placement_loop(monkeypatch):
 
 
 def test_tokens_of_each_agent():
-    core = SimpleCentroid(num_agents=2, num_signal=2, num_noise=2)
+    game = SimpleCentroid(num_agents=2, num_signal=2, num_noise=2)
     position = [[1, 2], [3, 5], [10, 0], [0, 10], [-5, -5], [5, 5]]
     velocity = [[1, 0], [0, -1], [2, 2], [-1, 1], [0, 0], [0, 0]]
-    state = arranged(core, position, velocity)
+    state = arranged(game, position, velocity)
     first = [
         [0, 0, 0, 0, SELF],
         [-1.2, -1.4, -0.2, 0, NOISE],
@@ -429,12 +431,12 @@ def test_tokens_of_each_agent():
         [1.4, -1, 0.4, 0.6, SIGNAL],
         [-0.6, 1, -0.2, 0.4, SIGNAL],
     ]
-    np.testing.assert_allclose(seen(core, state)[0], first, atol=1e-12)
-    np.testing.assert_allclose(seen(core, state, 1)[0], second, atol=1e-12)
-    double = seen(dataclasses.replace(core, observation_scale=2.5), state, 1)[0]
+    np.testing.assert_allclose(seen(game, state)[0], first, atol=1e-12)
+    np.testing.assert_allclose(seen(game, state, 1)[0], second, atol=1e-12)
+    double = seen(dataclasses.replace(game, observation_scale=2.5), state, 1)[0]
     np.testing.assert_allclose(double[:, :4], 2 * np.array(second)[:, :4], atol=1e-12)
-    assert core.token_spec.roles == {"self": 0, "agent": 1, "signal": 2, "noise": 3}
-    assert core.token_spec.query == 0 and core.token_spec.num_tokens == 6
+    assert game.token_spec.roles == {"self": 0, "agent": 1, "signal": 2, "noise": 3}
+    assert game.token_spec.query_index == 0 and game.token_spec.num_tokens == 6
 
 
 @pytest.mark.parametrize(
@@ -449,11 +451,11 @@ def test_signal_of_the_papers_experiments(name, signal, tokens):
 
 
 def test_signal_mask_of_a_range():
-    core = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 3))
+    game = SimpleCentroid(num_agents=2, num_signal=(1, 3), num_noise=(0, 3))
     position = np.zeros((1, 8, 2))
-    tokens = seen(core, core.arrange(position, position, np.array([[2]]), np.array([[1]])), 1)
+    tokens = seen(game, game.arrange(position, position, np.array([[2]]), np.array([[1]])), 1)
     assert tokens[0, :, -1].tolist() == [SELF, NOISE, ABSENT, ABSENT, AGENT, SIGNAL, SIGNAL, ABSENT]
-    assert core.signal_mask(tokens)[0].tolist() == [True, False, False, False, False, True, True, False]
+    assert game.signal_mask(tokens)[0].tolist() == [True, False, False, False, False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -467,23 +469,23 @@ def test_signal_mask_of_a_range():
 )
 def test_rewards(options, near, far):
     """Three agents at 0, 0.25 and 4 from the centroid (2, 1); noise is no part of it."""
-    core = SimpleCentroid(num_agents=3, num_noise=1, **options)
-    position = np.full((1, core.num_entities, 2), 50.0)
+    game = SimpleCentroid(num_agents=3, num_noise=1, **options)
+    position = np.full((1, game.num_entities, 2), 50.0)
     position[0, :6] = [[2, 1], [2, 1.25], [-2, 1], [1, 0], [5, 0], [0, 3]]
-    state = core.arrange(position, np.zeros_like(position), np.array([[3]]), np.array([[1]]))
-    np.testing.assert_allclose(core.reward(state), [[0, near, far]], atol=1e-12)
+    state = game.arrange(position, np.zeros_like(position), np.array([[3]]), np.array([[1]]))
+    np.testing.assert_allclose(game.reward(state), [[0, near, far]], atol=1e-12)
 
 
 # --- reference policies ---
 
 
-def mean_return(core: SimpleCentroid, policy: str, episodes: int) -> float:
-    state, key = worlds(core, episodes)
+def mean_return(game: SimpleCentroid, policy: str, episodes: int) -> float:
+    state, key = worlds(game, episodes)
     total = np.zeros(episodes)
-    for t in range(core.max_steps):
-        chance, u = draw_step(core, key, t)
-        state = core.transition(state, core.policy(policy, state, u), chance)
-        total += core.reward(state)[:, 0]
+    for t in range(game.max_steps):
+        randomness, u = draw_step(game, key, t)
+        state = game.transition(state, game.policy(policy, state, u), randomness)
+        total += game.reward(state)[:, 0]
     return float(total.mean())
 
 
@@ -506,20 +508,20 @@ def test_floor_and_ceiling():
 @every_kind
 @pytest.mark.parametrize("policy", DEFAULT.policies)
 def test_policies_act_within_the_action_space(options, policy):
-    core = SimpleCentroid(**options)
-    state, key = worlds(core, 256)
-    action = core.policy(policy, state, draw_step(core, key, 0)[1])
-    if core.continuous_actions:
-        assert action.shape == (256, core.num_agents, 5) and action.dtype == np.float32
+    game = SimpleCentroid(**options)
+    state, key = worlds(game, 256)
+    action = game.policy(policy, state, draw_step(game, key, 0)[1])
+    if game.continuous_actions:
+        assert action.shape == (256, game.num_agents, 5) and action.dtype == np.float32
         assert action.min() >= 0 and action.max() <= 1
     else:
-        assert action.shape == (256, core.num_agents) and action.dtype == np.int64
+        assert action.shape == (256, game.num_agents) and action.dtype == np.int64
         assert action.min() >= 0 and action.max() <= 4
-    assert core.control(action, state.mover).any() == (policy != "still")
+    assert game.control(action, state.mover).any() == (policy != "still")
     if policy == "random":
         assert (
             departure(action) < 2.2
-            if core.continuous_actions
+            if game.continuous_actions
             else np.bincount(action.ravel(), minlength=5).min() > 0.15 * action.size
         )
 
@@ -541,56 +543,56 @@ def test_policies_act_within_the_action_space(options, policy):
 )
 def test_bounds_hold_the_worst_that_can_be_injected(options):
     """Two at opposite corners, at full speed and driven on outwards to the end of the episode."""
-    core = SimpleCentroid(**options)
-    box, limit = observation_box(core), core.start_reach + core.travel
-    corner = np.full((core.num_entities, 2), limit)
-    corner[: core.num_agents] *= -1
-    state = core.admit({"position": corner, "velocity": np.sign(corner) * 5}, ())
-    wander = np.full((1, core.num_movers - core.num_agents, 2), math.sqrt(0.5), np.float32)
-    outwards = np.tile(np.array([0, 1, 0, 1, 0], np.float32), (1, core.num_agents, 1))
-    for _ in range(core.max_steps):
-        for agent in range(core.num_agents):
-            assert box.contains(seen(core, state, agent)[0])
-        assert box.contains(core.world_tokens(state)[0])
-        state = core.transition(state, outwards, wandering(core, wander))
-    assert box.contains(seen(core, state)[0]) and box.is_bounded()
+    game = SimpleCentroid(**options)
+    box, limit = observation_box(game), game.start_reach + game.travel
+    corner = np.full((game.num_entities, 2), limit)
+    corner[: game.num_agents] *= -1
+    state = game.validate_state({"position": corner, "velocity": np.sign(corner) * 5}, ())
+    wander = np.full((1, game.num_movers - game.num_agents, 2), math.sqrt(0.5), np.float32)
+    outwards = np.tile(np.array([0, 1, 0, 1, 0], np.float32), (1, game.num_agents, 1))
+    for _ in range(game.max_steps):
+        for agent in range(game.num_agents):
+            assert box.contains(seen(game, state, agent)[0])
+        assert box.contains(game.world_tokens(state)[0])
+        state = game.transition(state, outwards, wandering(game, wander))
+    assert box.contains(seen(game, state)[0]) and box.is_bounded()
 
 
 @every_kind
 def test_bounds_hold_in_play(options):
-    core = SimpleCentroid(**options)
-    box, (state, key) = observation_box(core), worlds(core, 64)
-    for t in range(core.max_steps):
-        chance, u = draw_step(core, key, t)
-        state = core.transition(state, core.policy("random", state, u), chance)
-        tokens = core.observe(state)
+    game = SimpleCentroid(**options)
+    box, (state, key) = observation_box(game), worlds(game, 64)
+    for t in range(game.max_steps):
+        randomness, u = draw_step(game, key, t)
+        state = game.transition(state, game.policy("random", state, u), randomness)
+        tokens = game.observe(state)
         assert (box.low <= tokens).all() and (tokens <= box.high).all()
 
 
 @every_kind
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_a_state_is_admitted_as_it_was(options, backend):
-    core = SimpleCentroid(**options)
-    state, key = worlds(core, 5)
+    game = SimpleCentroid(**options)
+    state, key = worlds(game, 5)
     for t in range(4):
-        chance, u = draw_step(core, key, t)
-        state = core.transition(state, core.policy("random", state, u), chance)
+        randomness, u = draw_step(game, key, t)
+        state = game.transition(state, game.policy("random", state, u), randomness)
     given = State(*(to(x, backend) for x in state))
-    for again in (core.admit(given, (5,)), core.admit(State(*(x[0] for x in given)), ())):
+    for again in (game.validate_state(given, (5,)), game.validate_state(State(*(x[0] for x in given)), ())):
         for ours, theirs in zip(state, again, strict=True):
             assert theirs.dtype == np.float32
             np.testing.assert_array_equal(ours[: len(theirs)], theirs)
 
 
 def test_a_mapping_is_admitted():
-    core = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2))
-    state = core.admit({"position": np.arange(12).reshape(6, 2), "num_signal": 2, "num_noise": 1}, ())
+    game = SimpleCentroid(num_signal=(1, 3), num_noise=(0, 2))
+    state = game.validate_state({"position": np.arange(12).reshape(6, 2), "num_signal": 2, "num_noise": 1}, ())
     assert state.role.tolist() == [[AGENT, SIGNAL, SIGNAL, ABSENT, NOISE, ABSENT]]
     np.testing.assert_array_equal(state.mover[..., :4], [[[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 0, 0], [0, 0, 0, 0]]])
     np.testing.assert_array_equal(state.landmark[..., :4], [[[8, 9, 0, 0], [0, 0, 0, 0]]])
-    pushed = core.admit({"position": np.zeros((6, 2)), "velocity": np.ones((6, 2))}, ())
+    pushed = game.validate_state({"position": np.zeros((6, 2)), "velocity": np.ones((6, 2))}, ())
     assert not pushed.landmark[..., :4].any()  # fixed
-    several = core.admit({"position": np.ones((2, 6, 2)), "num_signal": [1, 3]}, (2,))
+    several = game.validate_state({"position": np.ones((2, 6, 2)), "num_signal": [1, 3]}, (2,))
     assert (several.role == SIGNAL).sum(axis=1).tolist() == [1, 3]
     assert (several.role == NOISE).sum(axis=1).tolist() == [2, 2]
 
@@ -606,11 +608,11 @@ def test_a_mapping_is_admitted():
     ],
 )
 def test_how_far_out_is_admitted(options, farthest):
-    core = SimpleCentroid(**options)
-    position = np.full((core.num_entities, 2), farthest)
-    core.admit({"position": position - 1e-3}, ())
+    game = SimpleCentroid(**options)
+    position = np.full((game.num_entities, 2), farthest)
+    game.validate_state({"position": position - 1e-3}, ())
     with pytest.raises(ValueError, match=r"position: .* must be within"):
-        core.admit({"position": -position - 1e-3}, ())
+        game.validate_state({"position": -position - 1e-3}, ())
 
 
 GOOD = np.zeros((8, 2))
@@ -639,7 +641,7 @@ GOOD = np.zeros((8, 2))
 )
 def test_what_is_not_admitted(options, given, error, message):
     with pytest.raises(error, match=message):
-        SimpleCentroid(**options).admit(given, ())
+        SimpleCentroid(**options).validate_state(given, ())
 
 
 # --- options ---
@@ -685,19 +687,19 @@ def test_unknown_options_are_named(option, nearest):
 
 
 def test_parameters_are_frozen_and_hashable():
-    core = SimpleCentroid(num_noise=(0, 28))
+    game = SimpleCentroid(num_noise=(0, 28))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        core.num_noise = 3
-    assert core == SimpleCentroid(num_noise=(0, 28)) and hash(core) == hash(SimpleCentroid(num_noise=(0, 28)))
-    assert core != DEFAULT
+        game.num_noise = 3
+    assert game == SimpleCentroid(num_noise=(0, 28)) and hash(game) == hash(SimpleCentroid(num_noise=(0, 28)))
+    assert game != DEFAULT
 
 
 @pytest.mark.parametrize("given", [[0, 28], (0, 28), [np.int64(0), np.int32(28)]])
 def test_lists_and_numpy_scalars_are_options(given):
-    core = build(SimpleCentroid, {"num_noise": given, "reward_scale": np.float64(0.5), "collidable_noise": np.True_})
-    assert core == SimpleCentroid(num_noise=(0, 28), reward_scale=0.5, collidable_noise=True)
-    assert isinstance(hash(core), int) and type(core.reward_scale) is float
-    assert all(type(number) is int for number in core.num_noise)
+    game = build(SimpleCentroid, {"num_noise": given, "reward_scale": np.float64(0.5), "collidable_noise": np.True_})
+    assert game == SimpleCentroid(num_noise=(0, 28), reward_scale=0.5, collidable_noise=True)
+    assert isinstance(hash(game), int) and type(game.reward_scale) is float
+    assert all(type(number) is int for number in game.num_noise)
 
 
 # --- torch ---
@@ -711,18 +713,18 @@ def to(array: np.ndarray, backend: str) -> Array:
 @every_kind
 def test_torch_agrees_step_by_step(options):
     """Each step from one state, NumPy's; all in float32."""
-    core = SimpleCentroid(**options)
-    state, key = worlds(core, 64)
+    game = SimpleCentroid(**options)
+    state, key = worlds(game, 64)
 
     def outcome(state, u, action, u_step):
-        after = core.transition(state, action, core.chance(u_step))
-        tokens = [core.observe(after), *(seen(core, after, agent) for agent in range(core.num_agents))]
-        return [*after, *tokens, core.reward(after), core.world_tokens(after), core.policy("random", after, u)]
+        after = game.transition(state, action, game.sample_randomness(u_step))
+        tokens = [game.observe(after), *(seen(game, after, agent) for agent in range(game.num_agents))]
+        return [*after, *tokens, game.reward(after), game.world_tokens(after), game.policy("random", after, u)]
 
     for t in range(40):
-        _, u = draw_step(core, key, t)
-        u_step = uniforms(key, np.full(len(key), t + 1), core.step_draws)
-        action = core.policy("oracle" if t % 2 else "random", state, u)
+        _, u = draw_step(game, key, t)
+        u_step = uniforms(key, np.full(len(key), t + 1), game.num_step_uniforms)
+        action = game.policy("oracle" if t % 2 else "random", state, u)
         ours = outcome(state, u, action, u_step)
         tensors = [to(x, "torch") for x in state], to(u, "torch"), to(action, "torch"), [to(x, "torch") for x in u_step]
         theirs = outcome(State(*tensors[0]), *tensors[1:3], tuple(tensors[3]))
@@ -734,29 +736,31 @@ def test_torch_agrees_step_by_step(options):
 
 @every_kind
 def test_torch_starts_and_chases_alike(options):
-    core = SimpleCentroid(**options)
-    state, key = worlds(core, 256)
-    start = uniforms(to(key, "torch"), to(np.zeros(256, np.int64), "torch"), core.start_draws)
-    tensors = core.initial(start)
+    game = SimpleCentroid(**options)
+    state, key = worlds(game, 256)
+    start = uniforms(to(key, "torch"), to(np.zeros(256, np.int64), "torch"), game.num_reset_uniforms)
+    tensors = game.initial(start)
     for array, tensor in zip(state, tensors, strict=True):
         np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)
     same = State(*(to(x, "torch") for x in state))
-    u = draw_step(core, key, 0)[1]
-    chase = core.policy("oracle", state, u), core.policy("oracle", same, to(u, "torch")).numpy()
+    u = draw_step(game, key, 0)[1]
+    chase = game.policy("oracle", state, u), game.policy("oracle", same, to(u, "torch")).numpy()
     np.testing.assert_allclose(*chase, rtol=0, atol=1e-5)
 
 
-@every_kind
-def test_a_step_compiles_whole(options):
+@pytest.mark.parametrize(
+    "kind", ["ranges", "solid ranges", "discrete", *map(slow, ("plain", "linear", "agents", "solid"))]
+)
+def test_a_step_compiles_whole(kind):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
-    core = SimpleCentroid(**options)
-    state, key = worlds(core, 4)
+    game = SimpleCentroid(**EVERY_KIND[kind])
+    state, key = worlds(game, 4)
     learner = slice(0, 1)
-    shape = (4, 1, 5) if core.continuous_actions else (4, 1)
+    shape = (4, 1, 5) if game.continuous_actions else (4, 1)
     world = State(*map(torch.from_numpy, state)), torch.from_numpy(key), torch.zeros(4, dtype=torch.int64)
-    action = torch.ones(shape, dtype=torch.float32 if core.continuous_actions else torch.int64)
-    inputs = Rules(core, learner, casting(core, learner), core.max_steps, None), *world, action
+    action = torch.ones(shape, dtype=torch.float32 if game.continuous_actions else torch.int64)
+    inputs = EnvParams(game, learner, assign_policies(game, learner), game.max_steps, None), *world, action
     expected = play(*inputs)
     compiled = torch.compile(play, fullgraph=True, backend="eager")(*inputs)
     for ours, theirs in zip((*expected[0], *expected[1:]), (*compiled[0], *compiled[1:]), strict=True):

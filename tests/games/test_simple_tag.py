@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 import math
 import pickle
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from cases import by_default
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import Array, as_numpy
@@ -17,8 +19,9 @@ from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, SELF, State
 from noisy_envs.games.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
 from noisy_envs.interfaces import episode as episode_shell
-from noisy_envs.interfaces.common import casting, legal, observation_box
-from noisy_envs.interfaces.functional import Rules, play
+from noisy_envs.interfaces.functional import EnvParams, play
+from noisy_envs.interfaces.scripted import assign_policies, clip_action
+from noisy_envs.interfaces.spaces import observation_box
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.validation import build
 
@@ -37,27 +40,27 @@ DEFAULT = SimpleTag()
 LEFT, RIGHT, DOWN, UP = 1, 2, 3, 4
 
 
-def worlds(core: SimpleTag, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
+def worlds(game: SimpleTag, count: int, seed: int = 0) -> tuple[State, np.ndarray]:
     """Return the starts of `count` episodes and their keys."""
     key = episode_key(seed + np.arange(count), np.zeros(count, np.int64))
-    return core.initial(uniforms(key, np.zeros(count, np.int64), core.start_draws)), key
+    return game.initial(uniforms(key, np.zeros(count, np.int64), game.num_reset_uniforms)), key
 
 
-def joint(core: SimpleTag, key: np.ndarray, t: int) -> np.ndarray:
+def joint(game: SimpleTag, key: np.ndarray, t: int) -> np.ndarray:
     """Return random actions of all agents at step t."""
-    return core.chance(uniforms(key, np.full(len(key), t + 1), core.step_draws)).random
+    return game.sample_randomness(uniforms(key, np.full(len(key), t + 1), game.num_step_uniforms)).random
 
 
-def arranged(core: SimpleTag, position: Any, velocity: Any = 0.0) -> State:
+def arranged(game: SimpleTag, position: Any, velocity: Any = 0.0) -> State:
     """Return one world, whole, in float64: predators, prey, obstacles."""
     position = np.array([position], dtype=np.float64)
     velocity = np.broadcast_to(np.array(velocity, dtype=np.float64), position.shape)
-    return core.arrange(position, velocity)
+    return game.arrange(position, velocity)
 
 
-def coast(core: SimpleTag, state: State) -> np.ndarray:
+def coast(game: SimpleTag, state: State) -> np.ndarray:
     """Play a step in which nobody pushes: the movers (A, 5)."""
-    return core.push(state, np.zeros_like(state.mover[..., 2:4])).mover[0]
+    return game.push(state, np.zeros_like(state.mover[..., 2:4])).mover[0]
 
 
 def departure(u: np.ndarray) -> float:
@@ -74,32 +77,32 @@ def to(array: np.ndarray, backend: str) -> Array:
 # --- actions and motion ---
 
 
-def test_positions_move_with_the_old_velocity():  # C01
-    core = SimpleTag(num_prey=1, num_obstacles=0)
-    state = arranged(core, [[0, 5], [0, -5]])
+def test_positions_move_with_the_old_velocity():
+    game = SimpleTag(num_prey=1, num_obstacles=0)
+    state = arranged(game, [[0, 5], [0, -5]])
     seen = [state.mover[0, :, [0, 2]]]
     for _ in range(5):
-        state = core.transition(state, np.array([[RIGHT, RIGHT]]), None)
+        state = game.transition(state, np.array([[RIGHT, RIGHT]]), None)
         seen.append(state.mover[0, :, [0, 2]])
     x, v = np.array(seen).transpose(1, 2, 0)  # each (2, 6): predator, prey
     np.testing.assert_allclose(x[0], [0, 0, 0.03, 0.0825, 0.151875, 0.23390625])
     np.testing.assert_allclose(v[0], [0, 0.3, 0.525, 0.69375, 0.8203125, 0.915234375])
     np.testing.assert_allclose(x[1], [0, 0, 0.04, 0.11, 0.2025, 0.311875])
     np.testing.assert_allclose(v[1], [0, 0.4, 0.7, 0.925, 1.09375, 1.2203125])
-    prey = core.transition(state, np.array([[0, RIGHT]]), None).mover[0, 1]
+    prey = game.transition(state, np.array([[0, RIGHT]]), None).mover[0, 1]
     np.testing.assert_allclose(prey[[0, 2]], [0.43390625, 1.3])
 
 
 @pytest.mark.parametrize("speed", [1.0, 1.3, 2.0])
 def test_speed_limits(speed):
-    core = SimpleTag(num_prey=1, num_obstacles=0)
-    after = coast(core, arranged(core, [[-5, 0], [5, 0]], [[0.6 * speed / 0.75, 0.8 * speed / 0.75]] * 2))
+    game = SimpleTag(num_prey=1, num_obstacles=0)
+    after = coast(game, arranged(game, [[-5, 0], [5, 0]], [[0.6 * speed / 0.75, 0.8 * speed / 0.75]] * 2))
     for body, limit in zip(after, (1.0, 1.3), strict=True):
         np.testing.assert_allclose(body[2:4], min(speed, limit) * np.array([0.6, 0.8]))
 
 
 @pytest.mark.parametrize("action", range(5))
-def test_discrete_actions_are_the_one_hot_ones(action):  # C02
+def test_discrete_actions_are_the_one_hot_ones(action):
     continuous = dataclasses.replace(DEFAULT, continuous_actions=True)
     state, _ = worlds(DEFAULT, 16)
     discrete = np.full((16, 4), action)
@@ -122,10 +125,10 @@ def test_discrete_actions_are_the_one_hot_ones(action):  # C02
         ([0, -3, 0.5, 0, -1], [1.5, 0]),
     ],
 )
-def test_continuous_actions(action, force):  # C03
-    core = SimpleTag(continuous_actions=True)
-    given = legal(core, np.array([[action] * 4], np.float32))
-    forces = core.control(given, np.zeros(1, np.float32))
+def test_continuous_actions(action, force):
+    game = SimpleTag(continuous_actions=True)
+    given = clip_action(game, np.array([[action] * 4], np.float32))
+    forces = game.control(given, np.zeros(1, np.float32))
     np.testing.assert_allclose(forces[0], np.array(force) * np.array([[1], [4 / 3], [4 / 3], [4 / 3]]), rtol=1e-6)
 
 
@@ -134,10 +137,10 @@ def test_continuous_actions(action, force):  # C03
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("obstacle", [False, True])
-def test_bodies_at_one_point(obstacle, dtype):  # C04
-    core = SimpleTag(collidable_obstacles=obstacle)
-    state = State(*(field.astype(dtype) for field in arranged(core, np.ones((8, 2)))))
-    np.testing.assert_array_equal(coast(core, state)[:, :4], np.tile([1, 1, 0, 0], (4, 1)))
+def test_bodies_at_one_point(obstacle, dtype):
+    game = SimpleTag(collidable_obstacles=obstacle)
+    state = State(*(field.astype(dtype) for field in arranged(game, np.ones((8, 2)))))
+    np.testing.assert_array_equal(coast(game, state)[:, :4], np.tile([1, 1, 0, 0], (4, 1)))
 
 
 CONTACTS = {  # who, and at which distance, with which force in newton
@@ -151,13 +154,13 @@ CONTACTS = {  # who, and at which distance, with which force in newton
 
 
 @pytest.mark.parametrize(("one", "other", "apart", "force"), CONTACTS.values(), ids=list(CONTACTS))
-def test_contact_forces(one, other, apart, force):  # C05
+def test_contact_forces(one, other, apart, force):
     """Five bodies: predator 0, prey 1, obstacle 2, predator 3, prey 4."""
-    core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, collidable_obstacles=True)
+    game = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, collidable_obstacles=True)
     row = {0: 0, 3: 1, 1: 2, 4: 3, 2: 4}
     position = np.arange(5)[:, None] * [10.0, 0.0]
     position[row[other]] = position[row[one]] + apart * np.array([0.6, 0.8])
-    velocity = coast(core, arranged(core, position))[:, 2:4]
+    velocity = coast(game, arranged(game, position))[:, 2:4]
     expected = np.zeros((5, 2))
     expected[row[one]] = -0.1 * force * np.array([0.6, 0.8])
     expected[row[other]] = -expected[row[one]]
@@ -166,35 +169,35 @@ def test_contact_forces(one, other, apart, force):  # C05
 
 @pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=3)))
 def test_contact_only_between_kinds_that_collide(flags):
-    core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, **dict(zip(SOLID, flags, strict=True)))
+    game = SimpleTag(num_predators=2, num_prey=2, num_obstacles=1, **dict(zip(SOLID, flags, strict=True)))
     kind = [0, 0, 1, 1, 2]
     for one, other in itertools.combinations(range(5), 2):
         position = np.arange(5)[:, None] * [10.0, 0.0]
         position[other] = position[one] + [0.05, 0.0]
-        moved = (coast(core, arranged(core, position))[:, 2:4] != 0).any(axis=1)
+        moved = (coast(game, arranged(game, position))[:, 2:4] != 0).any(axis=1)
         touch = flags[kind[one]] and flags[kind[other]]
         assert moved.tolist() == [touch and i in (one, other) for i in range(4)]
 
 
-def test_nobody_touches_itself():  # C06
-    core = SimpleTag(num_predators=4, num_prey=4, num_obstacles=8, collidable_obstacles=True)
-    state = arranged(core, list(itertools.product(range(4), range(4))))
-    assert (coast(core, state)[:, 2:4] == 0).all()
-    assert not core.touching(state).any()
-    assert (core.reward(state)[:, :4] == 0).all()
+def test_nobody_touches_itself():
+    game = SimpleTag(num_predators=4, num_prey=4, num_obstacles=8, collidable_obstacles=True)
+    state = arranged(game, list(itertools.product(range(4), range(4))))
+    assert (coast(game, state)[:, 2:4] == 0).all()
+    assert not game.touching(state).any()
+    assert (game.reward(state)[:, :4] == 0).all()
 
 
 def test_one_mover_alone_feels_obstacles():
-    core = SimpleTag(num_prey=1, num_obstacles=1, collidable_predators=False, collidable_obstacles=True)
-    np.testing.assert_allclose(coast(core, arranged(core, [[0, 0], [0.2, 0], [0, 0]]))[:, 2], [0, 0.5])
+    game = SimpleTag(num_prey=1, num_obstacles=1, collidable_predators=False, collidable_obstacles=True)
+    np.testing.assert_allclose(coast(game, arranged(game, [[0, 0], [0.2, 0], [0, 0]]))[:, 2], [0, 0.5])
 
 
 def test_absent_obstacles_do_not_push():
-    core = SimpleTag(num_obstacles=(0, 2), collidable_obstacles=True)
+    game = SimpleTag(num_obstacles=(0, 2), collidable_obstacles=True)
     position = np.array([[[0.03, 0], [9, 9], [9, -9], [-9, 9], [0, 0], [0, 0]]])
-    state = core.arrange(position, np.zeros_like(position), 0)
-    assert (coast(core, state)[:, 2:4] == 0).all()
-    assert (coast(core, core.arrange(position, np.zeros_like(position), 1))[0, 2:4] != 0).any()
+    state = game.arrange(position, np.zeros_like(position), 0)
+    assert (coast(game, state)[:, 2:4] == 0).all()
+    assert (coast(game, game.arrange(position, np.zeros_like(position), 1))[0, 2:4] != 0).any()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_absent_obstacles_do_not_push():
         ((False, False, True), 0),  # obstacles alone: nothing would move
     ],
 )
-def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):  # C11
+def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):
     seen = []
 
     def counted(position, others, *rest):
@@ -216,8 +219,8 @@ def test_only_colliding_kinds_are_paired(flags, pairs, monkeypatch):  # C11
 
     add_contacts = physics.add_contacts
     monkeypatch.setattr(physics, "add_contacts", counted)
-    core = SimpleTag(2, 3, 28, **dict(zip(SOLID, flags, strict=True)))
-    coast(core, worlds(core, 1)[0])
+    game = SimpleTag(2, 3, 28, **dict(zip(SOLID, flags, strict=True)))
+    coast(game, worlds(game, 1)[0])
     assert sum(seen) == pairs
 
 
@@ -257,16 +260,16 @@ def test_noise_changes_nothing_for_all_learners():
     assert all(rewards == seen[0] for rewards in seen)
 
 
-def test_places_of_noise_change_nothing():  # C05
+def test_places_of_noise_change_nothing():
     """To the bit as if all were 100 units away, even with obstacles on top of the agents."""
-    core = SimpleTag(num_obstacles=28)
-    near, key = worlds(core, 64)
+    game = SimpleTag(num_obstacles=28)
+    near, key = worlds(game, 64)
     near.landmark[..., :2] = near.mover[:, :1, :2] + 0.1 * near.landmark[..., :2]
     far = State(near.mover, near.landmark + np.array([100, 100, 0, 0, 0], np.float32))
     for t in range(60):
-        near, far = (core.transition(state, joint(core, key, t), None) for state in (near, far))
+        near, far = (game.transition(state, joint(game, key, t), None) for state in (near, far))
         np.testing.assert_array_equal(near.mover, far.mover)
-        np.testing.assert_array_equal(core.reward(near), core.reward(far))
+        np.testing.assert_array_equal(game.reward(near), game.reward(far))
 
 
 # --- rewards ---
@@ -277,23 +280,23 @@ def test_places_of_noise_change_nothing():  # C05
     ("toucher", "own", "shared", "prey"),
     [([0], [10, 0, 0], 10, -10), ([1, 2], [0, 10, 10], 20, -20), ([], [0, 0, 0], 0, 0)],
 )
-def test_who_is_paid(toucher, own, shared, prey, flags):  # C07
+def test_who_is_paid(toucher, own, shared, prey, flags):
     position = [[0.5, 0.5], [0.5, -0.5], [-0.5, 0.5], [0, 0]]
     for i in toucher:
         position[i] = [0.12 * math.cos(i), 0.12 * math.sin(i)]
     for sharing, gains in (("own", own), ("shared", [shared] * 3)):
         options = dict(zip(SOLID, flags, strict=False))
-        core = SimpleTag(num_predators=3, num_prey=1, num_obstacles=0, reward_sharing=sharing, **options)
+        game = SimpleTag(num_predators=3, num_prey=1, num_obstacles=0, reward_sharing=sharing, **options)
         expected = [*gains, prey] if all(flags) else [0] * 4
-        np.testing.assert_array_equal(core.reward(arranged(core, position)), [expected])
+        np.testing.assert_array_equal(game.reward(arranged(game, position)), [expected])
 
 
 def test_a_predator_is_paid_for_each_prey():
-    core = SimpleTag(num_obstacles=0)
-    state = arranged(core, [[0, 0], [0.1, 0], [0, 0.1249], [0, -0.1251]])
-    np.testing.assert_array_equal(core.reward(state), [[20, -10, -10, 0]])
-    np.testing.assert_array_equal(core.reward(state, slice(0, 1)), [[20]])
-    np.testing.assert_array_equal(core.reward(state, slice(1, 3)), [[-10, -10]])
+    game = SimpleTag(num_obstacles=0)
+    state = arranged(game, [[0, 0], [0.1, 0], [0, 0.1249], [0, -0.1251]])
+    np.testing.assert_array_equal(game.reward(state), [[20, -10, -10, 0]])
+    np.testing.assert_array_equal(game.reward(state, slice(0, 1)), [[20]])
+    np.testing.assert_array_equal(game.reward(state, slice(1, 3)), [[-10, -10]])
 
 
 @pytest.mark.parametrize(
@@ -301,12 +304,12 @@ def test_a_predator_is_paid_for_each_prey():
     [(0, 0), (0.9, 0), (0.95, 0.5), (1, 1), (1.5, 2.718282), (2, 7.389056), (2.151293, 10), (2.2, 10), (100, 10)],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_penalty_of_the_arena(x, penalty, dtype):  # C08
+def test_penalty_of_the_arena(x, penalty, dtype):
     for px, py, times in ((x, 0, 1), (-x, 0, 1), (0, x, 1), (0, -x, 1), (x, -x, 2)):
         found = DEFAULT.penalty(np.array([[[px, py]]], dtype))
         np.testing.assert_allclose(found, [[times * penalty]], rtol=0, atol=5e-6)
-    core = SimpleTag(num_prey=1, num_obstacles=0)
-    reward = core.reward(arranged(core, [[x, x], [x, -x - 5]]))
+    game = SimpleTag(num_prey=1, num_obstacles=0)
+    reward = game.reward(arranged(game, [[x, x], [x, -x - 5]]))
     np.testing.assert_allclose(reward, [[0, -penalty - 10]], atol=5e-6)  # predators may go where they like
 
 
@@ -315,16 +318,16 @@ def test_penalty_of_the_arena(x, penalty, dtype):  # C08
 
 @pytest.mark.parametrize(("predators", "prey", "scale"), [(1, 1, 0.5), (1, 3, 1.0), (6, 10, 2.0)])
 def test_paper_start_of_agents(predators, prey, scale):
-    core = SimpleTag(predators, prey, 0)
+    game = SimpleTag(predators, prey, 0)
     agents = predators + prey
     lowest, highest = (
-        core.initial((np.zeros((1, 1)), np.full((1, 1), u), np.zeros((1, 4 * agents)), np.zeros((1, 0))))
+        game.initial((np.zeros((1, 1)), np.full((1, 1), u), np.zeros((1, 4 * agents)), np.zeros((1, 0))))
         for u in (0.0, 1.0)
     )
     np.testing.assert_allclose(lowest.mover[0, :, :4], np.tile([-0.1, -0.1, -0.5, -0.5], (agents, 1)))
     np.testing.assert_allclose(highest.mover[0, :, :4], np.tile([-scale, -scale, -0.5, -0.5], (agents, 1)))
-    state, key = worlds(core, 4096)
-    u_scale = uniforms(key, np.zeros(4096, np.int64), core.start_draws)[1]
+    state, key = worlds(game, 4096)
+    u_scale = uniforms(key, np.zeros(4096, np.int64), game.num_reset_uniforms)[1]
     assert departure(u_scale) < 2.2
     unit = state.mover[..., :2] / (0.1 + (scale - 0.1) * u_scale)[..., None]  # one scale for all of a world
     numbers = np.concatenate([unit, 2 * state.mover[..., 2:4]], axis=-1).reshape(4096, -1)
@@ -339,10 +342,10 @@ def test_paper_start_of_agents(predators, prey, scale):
     [(4, 0, 4, 2), (64, 0, 64, 3), (256, 0, 256, 4), ((16, 256), 0, 16, 2), ((16, 256), 0.9999, 256, 4)],
 )
 def test_paper_start_of_obstacles(num_obstacles, u_count, present, spread):
-    core = SimpleTag(num_obstacles=num_obstacles)
-    u = [np.zeros((1, count)) for count in core.start_draws]
+    game = SimpleTag(num_obstacles=num_obstacles)
+    u = [np.zeros((1, count)) for count in game.num_reset_uniforms]
     u[0][:] = u_count
-    state = core.initial(tuple(u))
+    state = game.initial(tuple(u))
     here = state.landmark[0, :, 4] == OBSTACLE
     assert here.sum() == present and here[:present].all()  # absent ones come last, and do not count
     np.testing.assert_allclose(state.landmark[0, here, :4], np.tile([-spread, -spread, 0, 0], (present, 1)))
@@ -368,7 +371,7 @@ def test_counts_cover_their_range():
 
 
 @pytest.mark.parametrize("start", ["paper", "mpe"])
-def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
+def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):
     drawn = []
 
     def counted(key, counter, counts):
@@ -385,11 +388,11 @@ def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):  # C10
 # --- tokens ---
 
 
-def test_tokens_of_each_agent():  # C12
-    core = SimpleTag(num_predators=2, num_prey=2, num_obstacles=(0, 2))
+def test_tokens_of_each_agent():
+    game = SimpleTag(num_predators=2, num_prey=2, num_obstacles=(0, 2))
     position = np.array([[[1, 2], [3, 5], [-1, 0], [0, 1], [0.5, 0.5], [9, 9]]])
     velocity = np.array([[[1, 0], [0, -1], [0.5, 0.5], [-1, 1], [0, 0], [0, 0]]])
-    tokens = core.observe(core.arrange(position, velocity, 1))[0]
+    tokens = game.observe(game.arrange(position, velocity, 1))[0]
     bodies = np.concatenate([position, velocity], axis=-1)[0]
     roles = np.array([PREDATOR, PREDATOR, PREY, PREY, OBSTACLE])
     for agent in range(4):
@@ -400,10 +403,10 @@ def test_tokens_of_each_agent():  # C12
         np.testing.assert_allclose(tokens[agent, 3:, :4], bodies[others] - bodies[agent])
         assert tokens[agent, 3:, 4].tolist() == roles[others].tolist()
         np.testing.assert_array_equal(
-            core.observe(core.arrange(position, velocity, 1), slice(agent, agent + 1))[0, 0], tokens[agent]
+            game.observe(game.arrange(position, velocity, 1), slice(agent, agent + 1))[0, 0], tokens[agent]
         )
-    assert core.token_spec.mask(tokens).sum(axis=1).tolist() == [5] * 4
-    assert core.token_spec.roles == {"self": 0, "obstacle": 1, "predator": 2, "prey": 3}
+    assert game.token_spec.mask(tokens).sum(axis=1).tolist() == [5] * 4
+    assert game.token_spec.roles == {"self": 0, "obstacle": 1, "predator": 2, "prey": 3}
 
 
 @pytest.mark.parametrize(("noise", "tokens"), [(0, 4), (4, 8), (12, 16), (28, 32)])
@@ -418,9 +421,9 @@ def test_signal_of_the_papers_experiments(noise, tokens):
     [((True, True, False), 4), ((True, True, True), 6), ((False, True, True), 6), ((False, False, True), 4)],
 )
 def test_obstacles_that_collide_are_signal(flags, signal):
-    core = SimpleTag(num_obstacles=(0, 3), **dict(zip(SOLID, flags, strict=True)))
+    game = SimpleTag(num_obstacles=(0, 3), **dict(zip(SOLID, flags, strict=True)))
     position = np.zeros((1, 7, 2))
-    mask = core.signal_mask(core.observe(core.arrange(position, position, 2)))
+    mask = game.signal_mask(game.observe(game.arrange(position, position, 2)))
     assert mask.sum(axis=-1).tolist() == [[signal] * 4]
     assert not mask[..., 3].any()  # padding
 
@@ -431,62 +434,62 @@ def test_obstacles_that_collide_are_signal(flags, signal):
 @every_kind
 @pytest.mark.parametrize("policy", DEFAULT.policies)
 def test_policies_act_within_the_action_space(options, policy):
-    core = SimpleTag(**options)
-    state, _ = worlds(core, 256)
-    shape = (256, core.num_agents, 5) if core.continuous_actions else (256, core.num_agents)
+    game = SimpleTag(**options)
+    state, _ = worlds(game, 256)
+    shape = (256, game.num_agents, 5) if game.continuous_actions else (256, game.num_agents)
     u = np.random.default_rng(0).random(shape, dtype=np.float32)
-    action = core.policy(policy, state, u)
-    assert action.shape == shape and action.dtype == (np.float32 if core.continuous_actions else np.int64)
-    assert action.min() >= 0 and action.max() <= (1 if core.continuous_actions else 4)
-    assert core.control(action, state.mover).any() == (policy != "still")
+    action = game.policy(policy, state, u)
+    assert action.shape == shape and action.dtype == (np.float32 if game.continuous_actions else np.int64)
+    assert action.min() >= 0 and action.max() <= (1 if game.continuous_actions else 4)
+    assert game.control(action, state.mover).any() == (policy != "still")
     if policy == "random":
-        assert np.unique(action).size > 1000 if core.continuous_actions else (np.bincount(action.ravel()) > 150).all()
-    for first, end in itertools.combinations(range(core.num_agents + 1), 2):
+        assert np.unique(action).size > 1000 if game.continuous_actions else (np.bincount(action.ravel()) > 150).all()
+    for first, end in itertools.combinations(range(game.num_agents + 1), 2):
         some = slice(first, end)
-        np.testing.assert_array_equal(core.policy(policy, state, u[:, some], some), action[:, some])
+        np.testing.assert_array_equal(game.policy(policy, state, u[:, some], some), action[:, some])
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_chase_and_flee(continuous):
     """A predator at rest left of the prey: who chases goes right, or left, towards the other; who flees goes away."""
-    core = SimpleTag(num_prey=1, num_obstacles=0, continuous_actions=continuous)
-    state = arranged(core, [[-1, 0], [1, 0]])
+    game = SimpleTag(num_prey=1, num_obstacles=0, continuous_actions=continuous)
+    state = arranged(game, [[-1, 0], [1, 0]])
     u = np.zeros((1, 2, 5) if continuous else (1, 2))
 
     def forces(policy):
-        return core.control(core.policy(policy, state, u), state.mover)[0, :, 0].tolist()
+        return game.control(game.policy(policy, state, u), state.mover)[0, :, 0].tolist()
 
     assert forces("chase") == [3, -4] and forces("flee") == [-3, 4] and forces("oracle") == [3, 4]
 
 
 def test_the_nearest_is_the_nearest_by_its_next_place():
-    core = SimpleTag(num_prey=2, num_obstacles=0)
+    game = SimpleTag(num_prey=2, num_obstacles=0)
     u = np.zeros((1, 3))
-    still = arranged(core, [[0, 0], [0.5, 0], [0, 0.55]])
-    passing = arranged(core, [[0, 0], [0.5, 0], [0, 0.55]], [[0, 0], [1.2, 0], [0, -1.2]])
-    assert core.policy("chase", still, u)[0, 0] == RIGHT and core.policy("chase", passing, u)[0, 0] == UP
-    assert core.policy("flee", still, u)[0, 0] == LEFT and core.policy("flee", passing, u)[0, 0] == DOWN
+    still = arranged(game, [[0, 0], [0.5, 0], [0, 0.55]])
+    passing = arranged(game, [[0, 0], [0.5, 0], [0, 0.55]], [[0, 0], [1.2, 0], [0, -1.2]])
+    assert game.policy("chase", still, u)[0, 0] == RIGHT and game.policy("chase", passing, u)[0, 0] == UP
+    assert game.policy("flee", still, u)[0, 0] == LEFT and game.policy("flee", passing, u)[0, 0] == DOWN
 
 
 def test_chase_brakes():
     """The prey is where the predator will be after this step: whatever speed is left after it leads away."""
-    core = SimpleTag(num_prey=1, num_obstacles=0)
-    state = arranged(core, [[0, 0], [0.1, 0]], [[1, 0], [0, 0]])
-    assert core.policy("chase", state, np.zeros((1, 1)), slice(0, 1)).tolist() == [[LEFT]]
+    game = SimpleTag(num_prey=1, num_obstacles=0)
+    state = arranged(game, [[0, 0], [0.1, 0]], [[1, 0], [0, 0]])
+    assert game.policy("chase", state, np.zeros((1, 1)), slice(0, 1)).tolist() == [[LEFT]]
 
 
 @pytest.mark.parametrize(("policy", "low", "high"), [("random", 19, 26), ("oracle", 265, 285)])
 def test_returns_of_the_references(policy, low, high):
-    core = SimpleTag(num_obstacles=0)
-    state, key = worlds(core, 500)
+    game = SimpleTag(num_obstacles=0)
+    state, key = worlds(game, 500)
     total = np.zeros(500)
-    for t in range(core.max_steps):
-        u = uniforms(key, np.full(500, t + 1), core.step_draws)[0]
-        action = core.policy("random", state, u)
+    for t in range(game.max_steps):
+        u = uniforms(key, np.full(500, t + 1), game.num_step_uniforms)[0]
+        action = game.policy("random", state, u)
         if policy == "oracle":
-            action[:, :1] = core.policy(policy, state, u[:, :1], slice(0, 1))
-        state = core.transition(state, action, None)
-        total += core.reward(state)[:, 0]
+            action[:, :1] = game.policy(policy, state, u[:, :1], slice(0, 1))
+        state = game.transition(state, action, None)
+        total += game.reward(state)[:, 0]
     assert low < total.mean() < high
 
 
@@ -499,32 +502,32 @@ def test_returns_of_the_references(policy, low, high):
 )
 def test_bounds_hold_the_worst_that_can_be_injected(options):
     """All at opposite corners, at full speed and driven on outwards to the end of the episode."""
-    core = SimpleTag(**options)
-    box, limit = observation_box(core), core.start_reach + core.travel
-    corner = np.full((core.num_entities, 2), limit)
-    corner[: core.num_predators] *= -1
-    state = core.admit({"position": corner, "velocity": np.sign(corner) * 1.3 / math.sqrt(2)}, ())
-    if core.continuous_actions:
-        outwards = np.zeros((1, core.num_agents, 5), np.float32)
-        outwards[:, : core.num_predators, 1::2] = outwards[:, core.num_predators :, 2::2] = 1
+    game = SimpleTag(**options)
+    box, limit = observation_box(game), game.start_reach + game.travel
+    corner = np.full((game.num_entities, 2), limit)
+    corner[: game.num_predators] *= -1
+    state = game.validate_state({"position": corner, "velocity": np.sign(corner) * 1.3 / math.sqrt(2)}, ())
+    if game.continuous_actions:
+        outwards = np.zeros((1, game.num_agents, 5), np.float32)
+        outwards[:, : game.num_predators, 1::2] = outwards[:, game.num_predators :, 2::2] = 1
     else:
-        outwards = np.full((1, core.num_agents), RIGHT)
-        outwards[:, : core.num_predators] = LEFT
-    for _ in range(core.max_steps):
-        state = core.transition(state, outwards, None)
-        assert all(box.contains(tokens) for tokens in core.observe(state)[0])
-        assert box.contains(core.world_tokens(state)[0])
+        outwards = np.full((1, game.num_agents), RIGHT)
+        outwards[:, : game.num_predators] = LEFT
+    for _ in range(game.max_steps):
+        state = game.transition(state, outwards, None)
+        assert all(box.contains(tokens) for tokens in game.observe(state)[0])
+        assert box.contains(game.world_tokens(state)[0])
 
 
 @every_kind
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_a_state_is_admitted_as_it_was(options, backend):
-    core = SimpleTag(**options)
-    state, key = worlds(core, 5)
+    game = SimpleTag(**options)
+    state, key = worlds(game, 5)
     for t in range(9):
-        state = core.transition(state, joint(core, key, t), None)
+        state = game.transition(state, joint(game, key, t), None)
     given = State(*(to(x, backend) for x in state))
-    for again in (core.admit(given, (5,)), core.admit(State(*(x[0] for x in given)), ())):
+    for again in (game.validate_state(given, (5,)), game.validate_state(State(*(x[0] for x in given)), ())):
         for ours, theirs in zip(state, again, strict=True):
             assert theirs.dtype == np.float32
             np.testing.assert_array_equal(ours[: len(theirs)], theirs)
@@ -549,12 +552,12 @@ GOOD = np.zeros((8, 2))
 )
 def test_what_is_not_admitted(options, given, error, message):
     with pytest.raises(error, match=message):
-        SimpleTag(**options).admit(given, ())
+        SimpleTag(**options).validate_state(given, ())
 
 
 def test_the_lowest_integer_is_not_within_the_limit():
     with pytest.raises(ValueError, match=r"position: -9223372036854775808 must be within"):
-        DEFAULT.admit({"position": np.full((8, 2), -(2**63))}, ())
+        DEFAULT.validate_state({"position": np.full((8, 2), -(2**63))}, ())
 
 
 def test_a_network_may_be_a_policy():
@@ -568,12 +571,12 @@ def test_a_network_may_be_a_policy():
 
 @pytest.mark.parametrize("row", [0, 3, 4])
 def test_roles_out_of_order_are_not_admitted(row):
-    core = SimpleTag(num_obstacles=(0, 4))
-    state = core.arrange(np.zeros((1, 8, 2)), np.zeros((1, 8, 2)))
+    game = SimpleTag(num_obstacles=(0, 4))
+    state = game.arrange(np.zeros((1, 8, 2)), np.zeros((1, 8, 2)))
     rows = np.concatenate(state, axis=1)
     rows[0, row, 4] = ABSENT
     with pytest.raises(ValueError, match=r"role=.* the absent .* last in each"):
-        core.admit(State(rows[:, :4], rows[:, 4:]), (1,))
+        game.validate_state(State(rows[:, :4], rows[:, 4:]), (1,))
 
 
 # --- options ---
@@ -601,13 +604,13 @@ def test_bad_options_are_named(option, value, error):
 
 
 def test_parameters_are_frozen_hashable_and_copied():
-    core = SimpleTag(num_obstacles=(0, 28))
-    core.observe(worlds(core, 1)[0])  # fills what is cached
+    game = SimpleTag(num_obstacles=(0, 28))
+    game.observe(worlds(game, 1)[0])  # fills what is cached
     with pytest.raises(dataclasses.FrozenInstanceError):
-        core.num_prey = 2
-    for twin in (copy.deepcopy(core), pickle.loads(pickle.dumps(core)), build(SimpleTag, {"num_obstacles": [0, 28]})):
-        assert twin == core and hash(twin) == hash(core) and twin.num_entities == 32
-    assert core != DEFAULT
+        game.num_prey = 2
+    for twin in (copy.deepcopy(game), pickle.loads(pickle.dumps(game)), build(SimpleTag, {"num_obstacles": [0, 28]})):
+        assert twin == game and hash(twin) == hash(game) and twin.num_entities == 32
+    assert game != DEFAULT
 
 
 # --- torch ---
@@ -616,42 +619,53 @@ def test_parameters_are_frozen_hashable_and_copied():
 @every_kind
 def test_torch_agrees_step_by_step(options):
     """Each step from one state, NumPy's; all in float32."""
-    core = SimpleTag(**options)
-    state, key = worlds(core, 64)
-    start = core.initial(uniforms(to(key, "torch"), to(np.zeros(64, np.int64), "torch"), core.start_draws))
+    game = SimpleTag(**options)
+    state, key = worlds(game, 64)
+    start = game.initial(uniforms(to(key, "torch"), to(np.zeros(64, np.int64), "torch"), game.num_reset_uniforms))
     for array, tensor in zip(state, start, strict=True):
         np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-6)
     for t in range(40):
-        u = uniforms(key, np.full(64, t + 1), core.step_draws)
-        chance = core.chance(u)
-        name = core.policies[t % len(core.policies)]
-        action = core.policy(name, state, chance.policy)
-        same, same_chance = State(*(to(x, "torch") for x in state)), core.chance(tuple(to(x, "torch") for x in u))
-        np.testing.assert_allclose(core.policy(name, same, same_chance.policy).numpy(), action, rtol=0, atol=2e-4)
-        after, tensors = core.transition(state, action, chance), core.transition(same, to(action, "torch"), same_chance)
+        u = uniforms(key, np.full(64, t + 1), game.num_step_uniforms)
+        randomness = game.sample_randomness(u)
+        name = game.policies[t % len(game.policies)]
+        action = game.policy(name, state, randomness.policy)
+        same, same_randomness = (
+            State(*(to(x, "torch") for x in state)),
+            game.sample_randomness(tuple(to(x, "torch") for x in u)),
+        )
+        np.testing.assert_allclose(game.policy(name, same, same_randomness.policy).numpy(), action, rtol=0, atol=2e-4)
+        after, tensors = (
+            game.transition(state, action, randomness),
+            game.transition(same, to(action, "torch"), same_randomness),
+        )
         pairs = [*zip(after, tensors, strict=True)]
-        pairs += [(show(after), show(tensors)) for show in (core.observe, core.world_tokens)]
+        pairs += [(show(after), show(tensors)) for show in (game.observe, game.world_tokens)]
         for array, tensor in pairs:
             assert array.dtype == tensor.numpy().dtype
             np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5)
         both = State(*(to(x, "torch") for x in after))  # of one state: a touch is all or nothing
-        np.testing.assert_allclose(core.reward(after), core.reward(both).numpy(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(game.reward(after), game.reward(both).numpy(), rtol=0, atol=1e-4)
         state = after
 
 
-@every_kind
-@pytest.mark.parametrize("team", ["all", "predators", "prey"])
-@pytest.mark.in_turn("team")
-def test_a_step_compiles_whole(options, team):
+@by_default(
+    ("kind", "team"),
+    [
+        *(("ghosts", "all"), ("mpe", "predators"), ("ranges", "predators")),
+        *(("continuous", "prey"), ("solid ranges", "prey"), ("half ghosts", "prey")),
+    ],
+    product(EVERY_KIND, ["all", "predators", "prey"]),
+)
+def test_a_step_compiles_whole(kind, team):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
-    core = SimpleTag(**options)
-    learners = core.teams[team]
-    state, key = worlds(core, 4)
-    rules = Rules(core, learners, casting(core, learners), core.max_steps, None)
+    game = SimpleTag(**EVERY_KIND[kind])
+    learners = game.teams[team]
+    state, key = worlds(game, 4)
+    rules = EnvParams(game, learners, assign_policies(game, learners), game.max_steps, None)
     inputs = rules, State(*map(torch.from_numpy, state)), torch.from_numpy(key)
     count = learners.stop - learners.start
-    action = torch.ones((4, count, 5)) if core.continuous_actions else torch.ones((4, count), dtype=torch.int64)
+    action = torch.ones((4, count, 5)) if game.continuous_actions else torch.ones((4, count), dtype=torch.int64)
     expected = play(*inputs, torch.zeros(4, dtype=torch.int64), action)
     step = torch.compile(play, fullgraph=True, backend="eager")
     compiled = step(*inputs, torch.zeros(4, dtype=torch.int64), action)

@@ -11,7 +11,8 @@ from itertools import product
 import gymnasium
 import numpy as np
 import pytest
-from conftest import each_pettingzoo, module
+from cases import each_pettingzoo
+from helpers import module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,8 @@ from noisy_envs.interfaces.gymnasium_env import TokenEnv
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.randomness import STREAM
-from noisy_envs.registration import CORES
-from noisy_envs.validation import LARGEST, SMALLEST
+from noisy_envs.registration import GAMES
+from noisy_envs.validation import MAX_NUMBER, MIN_NUMBER
 from noisy_envs.wrappers import noisy_tokens
 
 
@@ -62,7 +63,7 @@ def some(options):
     return st.one_of(good, good, good, odd)
 
 
-GAMES = {name: {field.name: values(field) for field in dataclasses.fields(core)} for name, core in CORES.items()}
+OPTIONS = {name: {field.name: values(field) for field in dataclasses.fields(game)} for name, game in GAMES.items()}
 PARALLEL = {
     "render_mode": st.sampled_from([None, "rgb_array"]),
     "learners": st.sampled_from(["first", "all", "predators", "prey"]),
@@ -216,13 +217,13 @@ def test_every_option_is_tried():
     assert set(inspect.signature(noisy_tokens).parameters) - {"env"} == set(NOISE)
 
 
-@pytest.mark.parametrize("extremes", list(product([SMALLEST, LARGEST], repeat=4)))
+@pytest.mark.parametrize("extremes", list(product([MIN_NUMBER, MAX_NUMBER], repeat=4)))
 @pytest.mark.parametrize("shape", ["sqrt", "linear"])
 def test_extreme_numbers(extremes, shape):
     """A square of what is larger, or a quotient by what is smaller, would leave float32."""
     names = "spread", "noise_spread", "reward_scale", "observation_scale"
     solid = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
-    options = dict(zip(names, extremes, strict=True)) | solid | {"reward_shape": shape, "noise_offset": LARGEST}
+    options = dict(zip(names, extremes, strict=True)) | solid | {"reward_shape": shape, "noise_offset": MAX_NUMBER}
     env = TokenEnv("simple_centroid", **options)
     env.reset(seed=0)
     play(env, [env.action_space.sample() for _ in range(3)])
@@ -230,13 +231,13 @@ def test_extreme_numbers(extremes, shape):
 
 def test_too_many_entities_are_told():
     """Of more, one stream of chance would run into the next."""
-    for game in ("simple_centroid", "simple_tag"):
-        counts = {kind.option: 2**20 for kind in CORES[game]().kinds}
-        core = CORES[game](**counts, continuous_actions=True)
-        assert max(core.start_draws + core.step_draws) <= STREAM
+    for name in ("simple_centroid", "simple_tag"):
+        counts = {kind.option: 2**20 for kind in GAMES[name]().entity_types}
+        game = GAMES[name](**counts, continuous_actions=True)
+        assert max(game.num_reset_uniforms + game.num_step_uniforms) <= STREAM
         for option in counts:
             with pytest.raises(ValueError, match=f"{option}=1048577: must be at most 1048576"):
-                TokenEnv(game, **{option: 2**20 + 1})
+                TokenEnv(name, **{option: 2**20 + 1})
 
 
 @pytest.mark.parametrize("value", [1e-19, 1e-308, 1.1e18, 1e30])
@@ -249,19 +250,19 @@ def test_too_extreme_numbers_are_told(value):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("game", CORES)
+@pytest.mark.parametrize("game", GAMES)
 def test_single(game, count):
     def check(options, drawn):
         env = made(gymnasium.make, f"noisy_envs/{IDS[game]}-v0", disable_env_checker=True, **options, **drawn)
         if env is not None:
             check_single(env)
 
-    modes = [mode for mode in (None, "rgb_array", "ansi") if mode in (None, *CORES[game].render_modes)]
-    each_example(count, check, some(GAMES[game]), st.fixed_dictionaries({"render_mode": st.sampled_from(modes)}))
+    modes = [mode for mode in (None, "rgb_array", "ansi") if mode in (None, *GAMES[game].render_modes)]
+    each_example(count, check, some(OPTIONS[game]), st.fixed_dictionaries({"render_mode": st.sampled_from(modes)}))
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("game", CORES)
+@pytest.mark.parametrize("game", GAMES)
 def test_vector(game, count):
     pytest.importorskip("torch")
 
@@ -271,7 +272,7 @@ def test_vector(game, count):
         if envs is not None:
             check_vector(envs, envs.backend)
 
-    each_example(count, check, some(GAMES[game]), some(VECTOR))
+    each_example(count, check, some(OPTIONS[game]), some(VECTOR))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -282,7 +283,7 @@ def test_parallel(game, count):
         if env is not None:
             check_parallel(env)
 
-    each_example(count, check, some(GAMES[game] | PARALLEL))
+    each_example(count, check, some(OPTIONS[game] | PARALLEL))
 
 
 @pytest.mark.parametrize("count", COUNTS)

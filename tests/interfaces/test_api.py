@@ -12,28 +12,20 @@ from itertools import pairwise
 import gymnasium
 import numpy as np
 import pytest
-from conftest import (
-    FOLLOW,
-    GAMES,
+from cases import (
+    CASES,
+    GAME_IDS,
     IDS,
-    ONE_AND_THREE,
     PETTINGZOO,
-    assert_same,
-    draw_actions,
     each_case,
+    each_case_and,
     each_control,
     each_game,
-    each_id,
     each_pettingzoo,
-    make,
-    module,
-    play,
-    play_parallel,
     steer,
-    still,
-    to_backend,
 )
 from gymnasium.utils.env_checker import check_env
+from helpers import assert_same, draw_actions, make, module, play, play_parallel, still, to_backend
 
 import noisy_envs
 from noisy_envs import ENVIRONMENTS
@@ -48,10 +40,9 @@ with warnings.catch_warnings():
 
 LENGTHS = (1, 2, 25, 100, 200)
 each_length = pytest.mark.parametrize("length", LENGTHS)
-each_count = pytest.mark.parametrize("index", [0, 1], ids=("one", "three"))
-each_way = pytest.mark.parametrize(
-    "way", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
-)
+each_count = pytest.mark.parametrize("count", ["one_agent", "three_agents"])
+WAYS = {"copy": copy.deepcopy, "pickle": lambda env: pickle.loads(pickle.dumps(env))}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 each_continuous = pytest.mark.parametrize("continuous", [True, False], ids=("continuous", "discrete"))
 
 
@@ -68,7 +59,7 @@ def joint(env: ParallelTokenEnv, count: int, seed: int = 0) -> list[dict[str, ob
     return [{agent: acts[t] for agent, acts in drawn.items()} for t in range(count)]
 
 
-@each_id
+@each_game
 def test_gymnasium_checker(env_id, dummy_display):
     check_env(make(env_id, max_steps=4))
 
@@ -81,8 +72,8 @@ def test_gymnasium_checker_with_options(env_id, options):
 @each_pettingzoo
 @each_count
 @each_continuous
-def test_pettingzoo_checkers(game, index, continuous):
-    options = {**ONE_AND_THREE[game][index], "continuous_actions": continuous, "max_steps": 6}
+def test_pettingzoo_checkers(game, count, continuous):
+    options = {**getattr(CASES[game], count), "continuous_actions": continuous, "max_steps": 6}
     parallel_api_test(module(game).parallel_env(**options), num_cycles=10)
     parallel_seed_test(lambda: module(game).parallel_env(**options), num_cycles=10)
     turns = module(game).env(**options)
@@ -132,13 +123,13 @@ def test_no_limit_of_gymnasiums_lengthens_an_episode(env_id):
         gymnasium.make_vec(env_id, 2, **wish)
     assert gymnasium.make_vec(env_id, 2, max_steps=4, max_episode_steps=4).max_steps == 4
     assert length_of(gymnasium.make(env_id, **wish)) == 4  # as the pages say
-    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).core).__doc__.split())
+    assert "`max_episode_steps` can only be fewer" in " ".join(type(make(env_id).game).__doc__.split())
 
 
 @each_game
 @pytest.mark.parametrize("options", [{}, {"max_steps": 6}], ids=["default", "shorter"])
 def test_the_spec_tells_the_limit_that_the_environment_keeps(env_id, options):
-    limit = make(env_id, **options).core.max_steps
+    limit = make(env_id, **options).game.max_steps
     env, envs = gymnasium.make(env_id, **options), gymnasium.make_vec(env_id, 2, **options)
     assert "TimeLimit" not in str(env) and gymnasium.spec(env_id).max_episode_steps is None
     for each in (env, env.unwrapped, envs, copy.deepcopy(env), pickle.loads(pickle.dumps(envs))):
@@ -166,7 +157,7 @@ def test_what_a_spec_makes_plays_alike(env_id):
 @each_pettingzoo
 @each_length
 def test_episode_length_parallel(game, length):
-    env = module(game).parallel_env(max_steps=length, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=length, **CASES[game].three_agents)
     env.reset(seed=0)
     for t in range(1, length + 1):
         _, _, terminated, truncated, _ = env.step({agent: still(env.action_space(agent)) for agent in env.agents})
@@ -175,7 +166,7 @@ def test_episode_length_parallel(game, length):
 
 @each_pettingzoo
 def test_agents_leave_and_return(game):
-    env = module(game).parallel_env(max_steps=2, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=2, **CASES[game].three_agents)
     everyone = env.possible_agents.copy()
     assert env.agents == [] and len(everyone) == 3
     for _ in range(2):
@@ -194,7 +185,7 @@ def test_agents_leave_and_return(game):
 @each_pettingzoo
 @pytest.mark.parametrize("seed", [0, 1])
 def test_return_equal_in_every_view(game, seed, dense_rewards):
-    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 7}
+    options = {**CASES[game].three_agents, "continuous_actions": True, "max_steps": 7}
 
     def act(tokens):
         return np.asarray(steer(tokens[None], np.zeros((1, 5), np.float32))[0])
@@ -216,7 +207,7 @@ def test_return_equal_in_every_view(game, seed, dense_rewards):
         aec.step(None if terminated or truncated else act(tokens))
     assert total == expected
 
-    single = make(GAMES[game], **options, **FOLLOW[game](steer))
+    single = make(GAME_IDS[game], **options, **CASES[game].follow(steer))
     tokens, _ = single.reset(seed=seed)
     total_return = 0.0
     for _ in range(7):
@@ -244,7 +235,7 @@ def test_contained_for_a_thousand_steps(env_id, options):
 
 @each_pettingzoo
 def test_parallel_contained(game):
-    env = module(game).parallel_env(max_steps=50, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(max_steps=50, **CASES[game].three_agents)
     for reset in range(2):
         observations, _ = env.reset(seed=reset)
         for action in joint(env, 50):
@@ -259,7 +250,7 @@ def test_parallel_contained(game):
 
 @each_pettingzoo
 def test_state_is_of_the_world_not_of_an_agent(game):
-    env = module(game).parallel_env(**ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(**CASES[game].three_agents)
     observations, _ = env.reset(seed=0)
     state = env.state()
     assert not any(np.array_equal(state, tokens) for tokens in observations.values())
@@ -278,19 +269,19 @@ def every_view(game, unseeded=False):
     """Play each view of a game and return what it gave."""
     seen = []
     seed = None if unseeded else 3
-    single = make(GAMES[game], max_steps=5)
+    single = make(GAME_IDS[game], max_steps=5)
     seen.append(play(single, draw_actions(single.action_space, 12), seed=seed))
     for backend in ("numpy", "torch"):
-        envs = gymnasium.make_vec(GAMES[game], 2, backend=backend, max_steps=5)
+        envs = gymnasium.make_vec(GAME_IDS[game], 2, backend=backend, max_steps=5)
         acts = [to_backend(action, backend) for action in draw_actions(envs.action_space, 12)]
         seen.append(play(envs, acts, seed=seed))
     if game in PETTINGZOO:
-        parallel = module(game).parallel_env(max_steps=5, **ONE_AND_THREE[game][1])
+        parallel = module(game).parallel_env(max_steps=5, **CASES[game].three_agents)
         seen.append(play_parallel(parallel, joint(parallel, 12), seed=seed))
     return seen
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", GAME_IDS)
 def test_global_generators_neither_used_nor_touched(game):
     torch = pytest.importorskip("torch")
     before = global_states()
@@ -303,11 +294,8 @@ def test_global_generators_neither_used_nor_touched(game):
     assert_same(every_view(game), first)
 
 
-@each_case
-@each_way
-@pytest.mark.parametrize("kind", ["single", "wrapped", "numpy", "torch"])
-@pytest.mark.in_turn("way", "kind")
-def test_copies_play_on_alike(env_id, options, way, kind):
+@each_case_and("kind", ["single", "wrapped", "numpy", "torch"])
+def test_copies_play_on_alike(env_id, options, kind):
     options = {**options, "max_steps": 12}
     if kind in ("single", "wrapped"):
         env = (make if kind == "single" else gymnasium.make)(env_id, render_mode="rgb_array", **options)
@@ -318,9 +306,9 @@ def test_copies_play_on_alike(env_id, options, way, kind):
         env = gymnasium.make_vec(env_id, 3, backend=kind, render_mode="rgb_array", **options)
         actions = [to_backend(action, kind) for action in draw_actions(env.action_space, 25)]
     play(env, actions[:5], seed=None)
-    twins = [way(env)]
+    twins = [way(env) for way in WAYS.values()]
     env.render()
-    twins.append(way(env))
+    twins += [way(env) for way in WAYS.values()]
     expected = play(env, actions[5:]), env.render()
     for twin in twins:
         assert_same((play(twin, actions[5:]), twin.render()), expected)
@@ -329,7 +317,7 @@ def test_copies_play_on_alike(env_id, options, way, kind):
 @each_pettingzoo
 @each_way
 def test_copies_of_parallel_play_on_alike(game, way):
-    env = module(game).parallel_env("rgb_array", max_steps=12, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env("rgb_array", max_steps=12, **CASES[game].three_agents)
     actions = joint(env, 25)
     play_parallel(env, actions[:5], seed=None)
     env.render()
@@ -380,8 +368,8 @@ def test_refused_reset_changes_nothing(env_id):
 
 @each_pettingzoo
 def test_parallel_takes_the_state_of_single(game):
-    options = ONE_AND_THREE[game][1]
-    single, parallel = make(GAMES[game], **options), module(game).parallel_env(**options)
+    options = CASES[game].three_agents
+    single, parallel = make(GAME_IDS[game], **options), module(game).parallel_env(**options)
     tokens, _ = single.reset(seed=4)
     assert_same(parallel.reset(seed=9, options={"state": single.state})[0][parallel.agents[0]], tokens)
 
@@ -401,7 +389,7 @@ def test_replay_by_number(env_id, options, seed):
 
 @each_pettingzoo
 def test_replay_by_number_parallel(game):
-    env = module(game).parallel_env(**ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(**CASES[game].three_agents)
     starts = [env.reset(seed=1 if n == 0 else None) for n in range(3)]
     assert_same(env.reset(seed=1, options={"episode": 2}), starts[2])
 
@@ -420,8 +408,8 @@ BAD = {
 }
 
 
-def bad_actions(core):
-    return BAD["continuous" if core.continuous_actions else "discrete"]
+def bad_actions(game):
+    return BAD["continuous" if game.continuous_actions else "discrete"]
 
 
 @each_control
@@ -430,7 +418,7 @@ def test_bad_action_is_refused_and_changes_nothing(env_id, options):
     actions = draw_actions(env.action_space, 3)
     play(env, actions, seed=0)
     play(untouched, actions, seed=0)
-    for bad in bad_actions(env.core):
+    for bad in bad_actions(env.game):
         with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
             env.step(bad)
     assert_same(play(env, actions), play(untouched, actions))
@@ -439,11 +427,11 @@ def test_bad_action_is_refused_and_changes_nothing(env_id, options):
 @each_pettingzoo
 @each_continuous
 def test_bad_action_in_parallel(game, continuous):
-    env = module(game).parallel_env(continuous_actions=continuous, **ONE_AND_THREE[game][1])
+    env = module(game).parallel_env(continuous_actions=continuous, **CASES[game].three_agents)
     env.reset(seed=0)
     state = env.state()
     (good,) = joint(env, 1)
-    for bad in bad_actions(env.core):
+    for bad in bad_actions(env.game):
         with pytest.raises((ValueError, TypeError), match=r"must be|could not convert"):
             env.step({**good, env.agents[1]: bad})
     lacking = {agent: good[agent] for agent in env.agents[1:]}
@@ -459,10 +447,10 @@ def test_bad_actions_in_numpy_vector(env_id, options):
     envs.reset(seed=0)
     good = envs.action_space.sample()
     wrong = [good[:2], good[None], good[0]]
-    for value in (np.nan, -np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, -np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         wrong.append(good.copy())
         wrong[-1][2, ...] = value
-    if not envs.core.continuous_actions:
+    if not envs.game.continuous_actions:
         wrong += [good.astype(float), good == 1]
     for bad in wrong:
         with pytest.raises(ValueError, match="must be"):
@@ -481,12 +469,12 @@ def test_bad_actions_in_torch_vector(env_id, options):
     trusting.reset(seed=0)
     array = envs.action_space.sample()
     good = torch.from_numpy(array)
-    other_type = good.long() if envs.core.continuous_actions else good.float()
+    other_type = good.long() if envs.game.continuous_actions else good.float()
     for bad in (good[:2], good[None], good[0], other_type, good.to("meta"), array, array.tolist()):
         for each in (envs, trusting):
             with pytest.raises(ValueError, match="must be"):
                 each.step(bad)
-    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         bad = good.clone()
         bad[1, ...] = value
         with pytest.raises(ValueError, match="of world 1"):
@@ -499,7 +487,7 @@ def test_bad_actions_in_torch_vector(env_id, options):
 def test_bool_is_no_action(env_id, options, backend):
     envs = gymnasium.make_vec(env_id, 3, backend=backend, **options)
     envs.reset(seed=0)
-    if envs.core.continuous_actions and backend == "numpy":
+    if envs.game.continuous_actions and backend == "numpy":
         pytest.skip("NumPy turns any numbers into floats")
     with pytest.raises(ValueError, match="must be"):
         envs.step(to_backend(envs.action_space.sample() > 0, backend))
@@ -509,7 +497,7 @@ def test_bool_is_no_action(env_id, options, backend):
 def test_out_of_range_is_clipped(env_id, options, backend):
     extreme = np.array([9.0, -3.0, 10.0, 0.25, -0.5], np.float32)
     env = make(env_id, **options)
-    if not env.core.continuous_actions:
+    if not env.game.continuous_actions:
         pytest.skip("discrete")
     results = []
     for one in (extreme, extreme.clip(0, 1)):
@@ -523,7 +511,7 @@ def test_out_of_range_is_clipped(env_id, options, backend):
 @each_game
 def test_kinds_of_integers_are_equal(env_id):
     env = make(env_id)
-    if env.core.continuous_actions:
+    if env.game.continuous_actions:
         env = make(env_id, continuous_actions=False)
     results = []
     for three in (3, np.int64(3), np.uint8(3), np.uint64(3), np.array(3), np.array(3, np.int32)):
@@ -535,7 +523,7 @@ def test_kinds_of_integers_are_equal(env_id):
 @each_control
 def test_lists_and_doubles_are_actions(env_id, options):
     env = make(env_id, **options)
-    if not env.core.continuous_actions:
+    if not env.game.continuous_actions:
         pytest.skip("discrete")
     results = []
     for kind in (np.asarray, list, lambda one: one.astype(np.float64)):
@@ -626,7 +614,7 @@ def test_wrong_seed(env_id, seed, error):
             env.reset(seed=seed)
 
 
-@each_id
+@each_game
 def test_fresh_process_needs_no_import(env_id):
     fresh(f"import gymnasium; gymnasium.make('noisy_envs:{env_id}').reset(seed=0)")
 
@@ -650,7 +638,7 @@ def test_import_twice_warns_nothing():
 def test_pygame_sleeps_unless_something_is_drawn():
     code = f"""
 import sys, gymnasium, importlib
-for env_id in {list(GAMES.values())}:
+for env_id in {list(GAME_IDS.values())}:
     for env in (gymnasium.make("noisy_envs:" + env_id), gymnasium.make_vec(env_id, 2)):
         env.reset(seed=0)
         env.step(env.action_space.sample())

@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from conftest import TEAM_CASES, each_case, each_game
+from cases import OPTION_SETS, TEAMS, crossed, each_case, each_case_and, each_game, slow
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
@@ -18,12 +18,16 @@ from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402  torch may 
 import noisy_envs.nn.cuda_graph  # noqa: E402
 from noisy_envs.interfaces import vector_env  # noqa: E402
 
-MODES = list(AutoresetMode)
-each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
+# by default a step that resets is compiled for these option sets, in these modes
+COMPILED = {
+    "simple_centroid-ranges": AutoresetMode.DISABLED,
+    "simple_tag-functions": AutoresetMode.SAME_STEP,
+    "box_world-chains": AutoresetMode.NEXT_STEP,
+}
 
 
 class Played:
-    """Stands for `Recorded` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
+    """Stands for `CudaGraph` on a CPU: keeps its inputs and outputs in place, and overwrites them at each call."""
 
     def __init__(self, function):
         self.function, self.inputs, self.outputs = function, None, None
@@ -46,7 +50,7 @@ class Played:
 def device(monkeypatch):
     """Take the CPU for a GPU; compile nothing, but overwrite what a recorded step overwrites."""
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(vector_env, "compiled", lambda function, *inputs: function)
 
 
@@ -85,10 +89,8 @@ def same_info(info, expected):
     assert not any(info[name].any() for name in more if name.startswith("_"))
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "recorded"])
-@each_mode
-@pytest.mark.in_turn("mode", "compile")
-@pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
+@pytest.mark.parametrize("compile", [pytest.param(True, id="recorded"), slow(False, id="eager")])
+@each_case_and("mode", AutoresetMode, TEAMS)
 def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile, request, monkeypatch):
     host = make(env_id, mode, learners=team, **options)
     host.reset(seed=3)
@@ -113,8 +115,6 @@ def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile
             for (tokens, info), (wanted, told) in [[one.reset(options={"reset_mask": mask}) for one in (envs, host)]]:
                 same(tokens, wanted)
                 same_info(info, told)
-        if i == 20:
-            envs.restore(envs.snapshot())
     for found, copies in kept:  # nothing that was handed out has been overwritten
         for one, other in zip(tree_flatten(found)[0], tree_flatten(copies)[0], strict=True):
             if one is not None:
@@ -137,7 +137,7 @@ def test_no_copies_are_the_same_numbers(env_id, options, device):
             same(one, other)
         same_info(found[4], expected[4])
     again = shared.step(actions)
-    assert again[0].data_ptr() == found[0].data_ptr() or shared.core.terminates  # the same place in memory
+    assert again[0].data_ptr() == found[0].data_ptr() or shared.game.terminates  # the same place in memory
 
 
 @pytest.mark.parametrize("copy", [True, False, np.False_])
@@ -146,17 +146,18 @@ def test_copies_on_numpy(env_id, copy):
     envs = gymnasium.make_vec(env_id, 3, copy=copy, compile=np.False_)
     envs.reset(seed=0)
     first, second = (envs.step(envs.action_space.sample())[4] for _ in range(2))
-    moves = envs.core.signal_moves or envs.core.terminates
+    moves = envs.game.signal_moves or envs.game.terminates
     assert np.shares_memory(first["snr"], second["snr"]) == (not copy and not moves)
     assert np.shares_memory(first["_snr"], second["_snr"]) == (not copy)
 
 
-@each_mode
-@pytest.mark.in_turn("options", "mode")
-@each_case
+@pytest.mark.parametrize(
+    ("env_id", "options", "mode"),
+    crossed(OPTION_SETS, AutoresetMode, lambda case, mode: COMPILED.get(case.id) is mode),
+)
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "Recorded", Played)
+    monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     plain, compiled = (make(env_id, mode, num_envs=2, compile=flag, **options) for flag in (False, True))

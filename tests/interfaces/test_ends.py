@@ -1,25 +1,24 @@
 """Ends that a game brings about itself, in each view of it; their pictures; and what the agent makes of them."""
 
-import importlib.util
+import dataclasses
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import IDS, assert_same, make, to_backend
+from cases import IDS
 from gymnasium.vector import AutoresetMode
+from helpers import assert_same, load_agent, make, to_backend
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
-from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.baselines import baseline_returns, play_baseline
 from noisy_envs.games.box_world import BoxWorld, State
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.registration import CORES, held_out
+from noisy_envs.registration import GAMES, eval_levels
 from noisy_envs.rendering import renderer
 from noisy_envs.rendering.renderer import GEM_CELL, SCENES, Board, Renderer, paint
 
@@ -57,7 +56,7 @@ def test_parallel_view_tells_the_end(start, limit):
         tokens, *told, infos = env.step({"agent_0": LEFT})
         assert told == [{"agent_0": paid}, {"agent_0": over}, {"agent_0": limit == 1 and not over}]
         assert infos["agent_0"]["is_success"] is (start == "gem")
-        mask = env.core.signal_mask(tokens["agent_0"])
+        mask = env.game.signal_mask(tokens["agent_0"])
         np.testing.assert_array_equal(infos["agent_0"]["signal_mask"], mask)
         assert infos["agent_0"]["snr"] == mask.sum() / (tokens["agent_0"][:, 0] >= 0).sum()
         assert env.agents == ([] if over or limit == 1 else ["agent_0"])
@@ -103,7 +102,7 @@ def test_equals_vector_of_singles_that_are_solved(mode):
     random, kinds = np.random.default_rng(0), set()
     assert_same(*(envs.reset(seed=5) for envs in both))
     for t in range(80):
-        best = both[0].core.policy("oracle", both[0].state, np.zeros((4, 1)))[:, 0]
+        best = both[0].game.policy("oracle", both[0].state, np.zeros((4, 1)))[:, 0]
         actions = np.where(random.random(4) < (0.9, 0.8, 0.5, 0), best, random.integers(4, size=4))
         ours, theirs = (envs.step(actions) for envs in both)
         assert_same(ours, theirs, f"step {t}")
@@ -128,22 +127,6 @@ def test_a_time_limit_of_make_vec_is_gymnasiums(start, mode):
 
 
 @each_auto_mode
-def test_a_snapshot_tells_what_is_solved(mode, backend):
-    source, target = (native(3, mode, backend=backend) for _ in range(2))
-    source.reset(seed=0, options={"state": {"text": list(STARTS.values())}})
-    left, up = (to_backend(np.full(3, action), backend) for action in (LEFT, 0))
-    target.reset(seed=9)
-    source.step(left)
-    snapshot = source.snapshot()
-    target.restore(snapshot)
-    for field in (*snapshot["state"], *snapshot["arrays"]):
-        field[...] = 0  # it is the caller's
-    for action in (up, left):
-        assert_same(target.step(action), source.step(action))
-    assert_same([target.state, target.episodes], [source.state, source.episodes])
-
-
-@each_auto_mode
 @each_start
 def test_an_end_of_all_worlds_at_once(start, mode, backend):
     envs = native(2, mode, backend=backend, observation="pixels")
@@ -155,17 +138,7 @@ def test_an_end_of_all_worlds_at_once(start, mode, backend):
         *_, info = envs.step(lefts)
     assert not as_numpy(info["is_success"]).any()
     state = State(*map(as_numpy, envs.state))
-    assert_same(as_numpy(info["signal_mask"]), envs.core.signal_mask(envs.core.observe(state)[:, 0]))
-
-
-def test_a_snapshot_tells_what_is_signal_in_a_state_that_was_given(backend):
-    options = {"num_signal": (1, 9), "num_noise": (0, 9), "backend": backend}
-    source, target = (gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", 4, **options) for _ in range(2))
-    source.reset(seed=50)
-    source.reset(seed=0, options={"state": source.state})
-    target.restore(source.snapshot())
-    action = to_backend(source.action_space.sample(), backend)
-    assert_same(target.step(action), source.step(action))
+    assert_same(as_numpy(info["signal_mask"]), envs.game.signal_mask(envs.game.observe(state)[:, 0]))
 
 
 @each_start
@@ -215,7 +188,7 @@ def test_actions_of_a_finished_world_are_not_looked_at(start, backend):
 def test_pictures_before_and_after_an_end(mode):
     """Of worlds that end at different times: steps and return in the caption, too."""
     options = {"render_mode": "rgb_array", "max_steps": 2}
-    envs, other = native(3, mode, **options), native(3, mode, **options)
+    envs = native(3, mode, **options)
     singles = [make(BOX_WORLD, **options) for _ in STARTS]
     envs.reset(seed=0, options={"state": {"text": list(STARTS.values())}})
     for i, (env, text) in enumerate(zip(singles, STARTS.values(), strict=True)):
@@ -228,15 +201,13 @@ def test_pictures_before_and_after_an_end(mode):
                 env.step(LEFT)
             if waits or (mode is SAME_STEP and env._episode.ended):
                 env.reset()
-        other.restore(envs.snapshot())
-        for drawn_by in (envs, other):
-            for frame, env in zip(drawn_by.render(), singles, strict=True):
-                np.testing.assert_array_equal(frame, env.render())
+        for frame, env in zip(envs.render(), singles, strict=True):
+            np.testing.assert_array_equal(frame, env.render())
 
 
-@pytest.mark.parametrize("game", CORES)
+@pytest.mark.parametrize("game", GAMES)
 def test_modes_of_drawing_are_the_games(game):
-    modes = list(CORES[game]().render_modes)
+    modes = list(GAMES[game]().render_modes)
     assert ("ansi" in modes) == (game == "box_world")
     (env_id, *_) = (env_id for env_id, (name, _) in ENVIRONMENTS.items() if name == game)
     assert make(env_id).metadata["render_modes"] == ParallelTokenEnv(game).metadata["render_modes"] == modes
@@ -253,14 +224,14 @@ def test_modes_of_drawing_are_the_games(game):
 
 def test_references_count_one_episode_of_each_world_by_its_seed():
     options = {"size": 5, "step_cost": 0.125, "max_steps": 8}
-    found = play_reference(BOX_WORLD, "oracle", 6, seed=3, options=options)
+    found = play_baseline(BOX_WORLD, "oracle", 6, seed=3, options=options)
     env, ends = make(BOX_WORLD, **options), set()
     for i, total in enumerate(found):
         env.reset(seed=3 + i)
         over, paid = (False, False), 0.0
         while not any(over):
             state = State(*(field[None] for field in env.state))
-            _, reward, *over, _ = env.step(int(env.core.policy("oracle", state, np.zeros((1, 1)))[0, 0]))
+            _, reward, *over, _ = env.step(int(env.game.policy("oracle", state, np.zeros((1, 1)))[0, 0]))
             paid += reward
         assert total == paid
         ends.add(tuple(over))
@@ -270,7 +241,7 @@ def test_references_count_one_episode_of_each_world_by_its_seed():
 def test_options_of_references_go_before_those_of_the_id():
     options = {"num_signal": 1, "num_noise": 2, "max_steps": 5}
     ids = ("noisy_envs/SimpleCentroid-v0", "noisy_envs/SimpleCentroid-1v31v0-v0")
-    assert_same(*(play_reference(env_id, "oracle", 3, options=options) for env_id in ids))
+    assert_same(*(play_baseline(env_id, "oracle", 3, options=options) for env_id in ids))
 
 
 @pytest.mark.parametrize(
@@ -286,40 +257,40 @@ def test_options_of_references_go_before_those_of_the_id():
 def test_references_take_the_options_of_the_game_alone(option):
     """Those of the vector environment ended in errors of its own lines, or measured something else unsaid."""
     told = rf"^unexpected keyword argument '{next(iter(option))}': .*allowed are num_agents, .*max_steps"
-    for measure in (reference_returns, partial(play_reference, policy="random", episodes=2)):
+    for measure in (baseline_returns, partial(play_baseline, policy="random", episodes=2)):
         with pytest.raises(TypeError, match=told):
             measure("noisy_envs/SimpleCentroid-v0", options=option)
 
 
 def test_references_of_no_episode_are_refused():
     with pytest.raises(ValueError, match=r"^episodes=0: must be at least 1$"):
-        play_reference(BOX_WORLD, "random", 0)
+        play_baseline(BOX_WORLD, "random", 0)
 
 
 # --- drawing ---
 
 
-def board(core: BoxWorld, text: str) -> State:
+def board(game: BoxWorld, text: str) -> State:
     """Return a drawn world without the batch axis."""
-    return State(*(field[0] for field in core.admit({"text": text}, ())))
+    return State(*(field[0] for field in game.validate_state({"text": text}, ())))
 
 
-def picture(core: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
+def picture(game: BoxWorld, text: str, weights: Any = None) -> np.ndarray:
     """Draw a world; BAND pixels at its foot are the legend."""
-    drawn = Renderer(core, "rgb_array").draw(board(core, text), 0, 0.0, weights)
+    drawn = Renderer(game, "rgb_array").draw(board(game, text), 0, 0.0, weights)
     assert drawn is not None
     return drawn
 
 
 def test_legend_of_a_board():
-    core = BoxWorld()
-    kinds = SCENES["box_world"](core, board(core, STARTS["gem"]), np.zeros(core.num_things)).kinds
+    game = BoxWorld()
+    kinds = SCENES["box_world"](game, board(game, STARTS["gem"]), np.zeros(game.num_objects)).markers
     colours = {kind.name: tuple(kind.color) for kind in kinds}
     assert colours == {
         "agent": (128, 128, 128), "gem": (255, 255, 255), "loose key": (60, 180, 75), "content, lock": (245, 130, 49),
         "held key: top left": (0, 0, 0),
     }  # fmt: skip
-    foot = [picture(core, STARTS["gem"], weights)[-BAND:] for weights in (None, np.ones(core.num_things))]
+    foot = [picture(game, STARTS["gem"], weights)[-BAND:] for weights in (None, np.ones(game.num_objects))]
     pale = (np.add(renderer.AMBER, renderer.WHITE) / 2).round()  # the glow's middle: its icon is of half the strength
     amber = [np.abs(strip.astype(int) - pale).max(axis=-1) < 8 for strip in foot]
     assert [bool(found.any()) for found in amber] == [False, True]
@@ -351,11 +322,11 @@ def test_lines_part_the_cells_but_not_the_frame():
 
 
 def test_a_faint_halo_leaves_its_cell_as_it_was():
-    core = BoxWorld()
-    weights = np.full(core.num_things, 1e-4)
+    game = BoxWorld()
+    weights = np.full(game.num_objects, 1e-4)
     weights[0] = 1.0
     strong = weights * (weights == 1)
-    np.testing.assert_array_equal(picture(core, STARTS["gem"], weights), picture(core, STARTS["gem"], strong))
+    np.testing.assert_array_equal(picture(game, STARTS["gem"], weights), picture(game, STARTS["gem"], strong))
 
 
 # --- the agent ---
@@ -363,29 +334,23 @@ def test_a_faint_halo_leaves_its_cell_as_it_was():
 
 @pytest.fixture(scope="module")
 def ppo() -> Any:
-    """Import the agent under its own name."""
+    """Import the agent."""
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
-    path = Path(__file__).parents[2] / "agents" / "ppo_adapool.py"
-    spec = importlib.util.spec_from_file_location("ppo_adapool", path)
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get("ppo_adapool")
-    sys.modules["ppo_adapool"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    if before is not None:
-        sys.modules["ppo_adapool"] = before
+    return load_agent("adapool")
 
 
 @pytest.fixture
-def made(ppo: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep all environments that are made."""
+    from noisy_envs.training import evaluation
+
     made = []
 
     def keeping(maker: Any) -> Any:
         return lambda *args, **options: (made.append(maker(*args, **options)), made[-1])[1]
 
-    for module, name in ((gymnasium, "make_vec"), (ppo, "ParallelTokenEnv")):
+    for module, name in ((gymnasium, "make_vec"), (evaluation, "make_playback")):
         monkeypatch.setattr(module, name, keeping(getattr(module, name)))
     return made
 
@@ -394,44 +359,51 @@ def oracle(envs: Any) -> Any:
     """Return the best actions (B,) in a torch environment."""
     import torch
 
-    return envs.core.policy("oracle", envs.state, torch.zeros(envs.num_envs, 1))[:, 0]
+    return envs.game.policy("oracle", envs.state, torch.zeros(envs.num_envs, 1))[:, 0]
 
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_what_is_held_out_is_in_no_bank(env_id):
     game, parameters = ENVIRONMENTS[env_id]
-    train, evaluation = (CORES[game](**{**parameters, **options}) for options in ({}, held_out(env_id)))
+    train, evaluation = (GAMES[game](**{**parameters, **options}) for options in ({}, eval_levels(env_id)))
     if game == BoxWorld.name:
         assert evaluation.start_level >= train.start_level + train.num_levels
-        assert held_out(env_id).keys() == {"start_level"}
+        assert eval_levels(env_id).keys() == {"start_level"}
     else:
         assert evaluation == train
 
 
-@pytest.mark.parametrize(("choice", "other"), [("best", "sample"), ("sampled", "best")])
+@pytest.mark.parametrize(("choice", "other"), [("--eval-deterministic", "sample"), ("--no-eval-deterministic", "mode")])
 def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, choice, other):
-    args = ppo.parse(["--env-id", BOX_WORLD, "--eval-actions", choice])
-    train, _ = ppo.make_envs(args, 50, "train")
-    agent = ppo.Agent(args, train.token_spec, train.single_action_space)
-    setattr(agent, other, None)  # not to be called
-    assert ppo.evaluate(agent, args, 20).shape == (20,)
-    assert len(ppo.film(agent, args)) > 2
-    _, evaluation, film = made
-    assert int(train.state.level.max()) < 100_000 <= int(evaluation.state.level.min())
-    assert film._episode.state.level >= 100_000
+    from noisy_envs.training import evaluation
+    from noisy_envs.training.envs import make_envs
+    from noisy_envs.training.settings import parse
+
+    args = parse(ppo, ["--env-id", BOX_WORLD, choice])
+    envs = make_envs(dataclasses.replace(args, num_envs=50))
+    agent = ppo.Agent(args, envs.token_spec, envs.action_space)
+    setattr(agent.distribution, other, None)  # not to be called
+    assert evaluation.evaluate(agent, args, 20).shape == (20,)
+    assert len(evaluation.record_episode(agent, args)) > 2
+    train, evaluated, film = made
+    assert int(train.state.level.max()) < 100_000 <= int(evaluated.state.level.min())
+    assert film.state.level >= 100_000
 
 
 def test_evaluation_counts_one_episode_of_each_world(ppo, made, monkeypatch):
-    args, steps = ppo.parse(["--env-id", BOX_WORLD]), iter(range(30))
-    monkeypatch.setattr(ppo, "decide", lambda *_: (next(steps), oracle(made[0]))[1])
+    from noisy_envs.training import evaluation
+    from noisy_envs.training.settings import parse
+
+    args, steps = parse(ppo, ["--env-id", BOX_WORLD]), iter(range(30))
+    monkeypatch.setattr(evaluation, "select_action", lambda *_: (next(steps), oracle(made[0]))[1])
     agent = type("Still", (), {})()
-    assert ppo.evaluate(agent, args, 20).tolist() == [11.0] * 20
+    assert evaluation.evaluate(agent, args, 20).tolist() == [11.0] * 20
     assert made[0].episodes[1].max() > 0  # some ended earlier, and began anew
 
 
 def test_what_is_held_out_cannot_be_changed_by_its_user():
-    held_out(BOX_WORLD)["start_level"] = 0
-    assert held_out(BOX_WORLD) == {"start_level": 100_000}
+    eval_levels(BOX_WORLD)["start_level"] = 0
+    assert eval_levels(BOX_WORLD) == {"start_level": 100_000}
 
 
 def test_parallel_view_of_a_world_that_is_over():

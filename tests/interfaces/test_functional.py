@@ -3,17 +3,17 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import POLICY_OF, each_case
+from cases import CASES, each_case
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games.box_world import BoxWorld
 from noisy_envs.games.particles import State
 from noisy_envs.randomness import episode_key, uniforms
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
-MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if game in POLICY_OF]
+MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if CASES[game].policy_options]
 MOVING += [
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 2, "num_signal": (1, 4), "num_noise": (0, 4)}),
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 3, "num_signal": (1, 4), "spread": 0.1, **SOLID}),
@@ -45,9 +45,9 @@ def test_pure_step_is_the_same_step(env_id, options, backend):
     if backend == "torch":
         torch = pytest.importorskip("torch")
     stepped, pure = pair(env_id, backend, **options)
-    worlds = pure.worlds
+    worlds = pure.batch_state
     stepped.action_space.seed(0)
-    before = pure.snapshot()
+    before = repr([pure.batch_state, pure.episodes])
     for _ in range(40):
         actions = stepped.action_space.sample()
         if backend == "torch":
@@ -62,17 +62,19 @@ def test_pure_step_is_the_same_step(env_id, options, backend):
         for i in range(5):
             last = info["final_obs"][i] if "final_obs" in info and info["_final_obs"][i] else tokens[i]
             np.testing.assert_array_equal(final[i], as_numpy(last))
-    for own, theirs in zip(worlds, stepped.worlds, strict=True):
+    for own, theirs in zip(worlds, stepped.batch_state, strict=True):
         for x, y in zip(
             own if isinstance(own, tuple) else [own], theirs if isinstance(own, tuple) else [theirs], strict=True
         ):
             np.testing.assert_array_equal(as_numpy(x), as_numpy(y))
-    assert repr(before) == repr(pure.snapshot())
+    assert before == repr([pure.batch_state, pure.episodes])
 
 
 def test_levels_kept_on_a_device_are_the_banks():
     game = BoxWorld(num_levels=50, start_level=7)
-    words = uniforms(episode_key(np.arange(200), np.zeros(200, np.int64)), np.zeros(200, np.int64), game.start_draws)
+    words = uniforms(
+        episode_key(np.arange(200), np.zeros(200, np.int64)), np.zeros(200, np.int64), game.num_reset_uniforms
+    )
     asked = game.initial(words)
     game.prepare(asked.size)
     kept = game.initial(words)
@@ -93,8 +95,8 @@ def slopes(env_id, options, even=False, state=None):
         env_id, 16, backend="torch", continuous_actions=True, learners="all", autoreset_mode="SameStep", **options
     )
     envs.reset(seed=0, options=state)
-    worlds, reward, seen = envs.worlds, 0.0, 0.0
-    action = torch.rand(16 * envs.core.num_agents, 5, generator=torch.Generator().manual_seed(0))
+    worlds, reward, seen = envs.batch_state, 0.0, 0.0
+    action = torch.rand(16 * envs.game.num_agents, 5, generator=torch.Generator().manual_seed(0))
     action = (0 * action + 0.5 if even else action).requires_grad_()
     for _ in range(3):
         worlds, outcome = envs.pure_step(worlds, action)
@@ -110,34 +112,34 @@ def test_gradients_of_rewards_and_tokens_are_finite(env_id, options):
 
 @pytest.mark.parametrize(("env_id", "options"), AT_ONE_POINT)
 def test_gradients_at_rest_and_at_one_point_are_finite(env_id, options):
-    entities = gymnasium.make_vec(env_id, 1, **options).core.num_entities
+    entities = gymnasium.make_vec(env_id, 1, **options).game.num_entities
     for slope in slopes(env_id, options, even=True, state={"state": {"position": np.full((16, entities, 2), 0.95)}}):
         assert np.isfinite(slope).all() and (slope[:, 1:] != 0).any()
 
 
 @pytest.mark.parametrize(
-    ("game", "options"),
+    ("name", "options"),
     [
         ("simple_centroid", {"num_agents": 2, "num_signal": (1, 4), "spread": 0.1, "reward_shape": "sqrt", **SOLID}),
         ("simple_tag", {"num_predators": 2, "num_obstacles": 3, "collidable_obstacles": True}),
     ],
 )
-def test_gradients_are_the_slopes(game, options):
+def test_gradients_are_the_slopes(name, options):
     torch = pytest.importorskip("torch")
-    core = CORES[game](continuous_actions=True, **options)
+    game = GAMES[name](continuous_actions=True, **options)
     key, clock = episode_key(np.arange(3), np.zeros(3, np.int64)), np.zeros(3, np.int64)
-    rows = core.initial(uniforms(key, clock, core.start_draws))
+    rows = game.initial(uniforms(key, clock, game.num_reset_uniforms))
     start = State(*(torch.from_numpy(field).double() for field in rows))
-    chance = core.chance(tuple(map(torch.from_numpy, uniforms(key, clock, core.step_draws))))
+    randomness = game.sample_randomness(tuple(map(torch.from_numpy, uniforms(key, clock, game.num_step_uniforms))))
 
     def rewards(action):
         state, total = start, 0.0
         for _ in range(3):
-            state = core.transition(state, action, chance)
-            total = total + core.reward(state)
+            state = game.transition(state, action, randomness)
+            total = total + game.reward(state)
         return total
 
-    action = 0.1 + 0.8 * torch.rand(3, core.num_agents, 5, generator=torch.Generator().manual_seed(0)).double()
+    action = 0.1 + 0.8 * torch.rand(3, game.num_agents, 5, generator=torch.Generator().manual_seed(0)).double()
     assert torch.autograd.gradcheck(rewards, action.requires_grad_())
 
 
@@ -145,15 +147,15 @@ def test_gradients_are_the_slopes(game, options):
 def test_use_in_inference_mode_leaves_later_gradients_alone(env_id, options):
     torch = pytest.importorskip("torch")
     envs = gymnasium.make_vec(env_id, 4, backend="torch", continuous_actions=True, learners="all", **options)
-    action = torch.full((4 * envs.core.num_agents, 5), 0.3, requires_grad=True)
+    action = torch.full((4 * envs.game.num_agents, 5), 0.3, requires_grad=True)
     with torch.inference_mode():
         envs.reset(seed=0)
         envs.step(action.detach().reshape(4, -1, 5))
     envs.reset(seed=0)
-    worlds, _ = envs.pure_step(envs.worlds, action)
+    worlds, _ = envs.pure_step(envs.batch_state, action)
     _, outcome = envs.pure_step(worlds, action)
     assert (torch.autograd.grad(outcome.reward.sum(), action)[0] != 0).any()
-    kept = [part for made in envs.core._made.values() for part in (made if isinstance(made, tuple) else [made])]
+    kept = [part for made in envs.game._made.values() for part in (made if isinstance(made, tuple) else [made])]
     assert len(kept) > 3 and not any(part.is_inference() for part in kept)
 
 

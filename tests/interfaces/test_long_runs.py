@@ -3,7 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CASE_NAMES, CASES, GAMES, IDS, each_game, make, still, to_backend
+from cases import GAME_IDS, IDS, OPTION_SETS, each_game
+from helpers import make, still, to_backend
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.randomness import MASK, episode_key
@@ -11,10 +12,10 @@ from noisy_envs.randomness import MASK, episode_key
 CHUNK = 125  # steps between two comparisons: no divisor of an episode and its reset
 FACTS = ("tokens", "reward", "terminated", "truncated", "signal_mask", "snr", "is_success")
 WORLDS = {env_id.partition("/")[2]: (env_id, {}) for env_id in IDS}
-WORLDS |= {name: case for name, case in zip(CASE_NAMES, CASES, strict=True) if case[1]}
+WORLDS |= {case.id: case.values for case in OPTION_SETS if case.values[1]}
 LONG = {
     **{name: 20_000 for name in WORLDS},
-    **{env_id.partition("/")[2]: 1_000_000 for env_id in GAMES.values()},
+    **{env_id.partition("/")[2]: 1_000_000 for env_id in GAME_IDS.values()},
 }
 
 
@@ -82,17 +83,20 @@ def test_torch_steps_every_world_as_numpy(env_id, options, count):
     pytest.importorskip("torch")
     worlds = 10 if count < 10_000 else 50
     ours, theirs = (gymnasium.make_vec(env_id, worlds, backend=name, **options) for name in ("torch", "numpy"))
-    exact = theirs.core.name == "box_world"
+    exact = theirs.game.name == "box_world"
     largest = differences(ours.reset(seed=5), theirs.reset(seed=5))
     theirs.action_space.seed(0)
     for _ in range(-(-count // worlds)):
         if not exact:
-            ours.restore(theirs.snapshot())
+            state = type(theirs.state)(*(to_backend(field, "torch") for field in theirs.state))
+            ours._batch = ours._batch._replace(state=state)
         action = theirs.action_space.sample()
         found = differences(ours.step(to_backend(action, "torch")), theirs.step(action))
         largest = {name: max(value, found[name]) for name, value in largest.items()}
     print(env_id, options, largest)
-    for one, other in zip((*ours.episodes, ours.worlds.clock), (*theirs.episodes, theirs.worlds.clock), strict=True):
+    for one, other in zip(
+        (*ours.episodes, ours.batch_state.clock), (*theirs.episodes, theirs.batch_state.clock), strict=True
+    ):
         np.testing.assert_array_equal(as_numpy(one), other)
     allowed = dict.fromkeys(FACTS, 0.0) | {"snr": 1e-7} | ({} if exact else {"tokens": 1e-5, "reward": 1e-5})
     assert all(value <= allowed[name] for name, value in largest.items()), largest
@@ -113,7 +117,7 @@ def test_episodes_go_on_past_a_width(env_id, last, backend):
         np.testing.assert_allclose(as_numpy(tokens)[1], expected, rtol=0, atol=1e-6)
         assert envs.episodes[1].tolist() == [number] * 2 and single.episode == (4, number)
         earlier = episode_key(*envs.episodes[:1], np.arange(2) * 0 + (number & MASK))
-        assert (as_numpy(envs.worlds.key) == earlier).all() == (number <= MASK)
+        assert (as_numpy(envs.batch_state.key) == earlier).all() == (number <= MASK)
         ended = [as_numpy(envs.step(action)[3]).all() for _ in range(3)]
         assert ended == [False, False, True]
         tokens = envs.step(action)[0]
@@ -129,13 +133,13 @@ def test_steps_go_on_past_a_width(env_id, last, backend):
     for _ in range(124):
         single.step(still(single.action_space))
     envs.reset(seed=3)
-    snapshot = envs.snapshot() | {"state": [np.stack([field, field]) for field in single.state]}
-    snapshot["arrays"][1][:] = last - 3
-    envs.restore(snapshot)
+    state = type(single.state)(*(to_backend(np.stack([field, field]), backend) for field in single.state))
+    envs._batch = envs._batch._replace(state=state, clock=envs._batch.clock + last - 3)
+    envs._steps_to_end -= last - 3
     for clock in range(last - 2, limit + 1):
         tokens, reward, _, truncated, _ = envs.step(to_backend(still(envs.action_space), backend))
         expected, paid, _, cut, _ = single.step(still(single.action_space))
         np.testing.assert_allclose(as_numpy(tokens)[1], expected, rtol=0, atol=0 if backend == "numpy" else 1e-5)
         assert float(reward[1]) == pytest.approx(paid, rel=1e-5)
         assert as_numpy(truncated).tolist() == [cut, cut] == [clock == limit] * 2
-        assert as_numpy(envs.worlds.clock).tolist() == [clock] * 2
+        assert as_numpy(envs.batch_state.clock).tolist() == [clock] * 2

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import ROOT, assert_same, draw_actions, load_agent, play, play_parallel, to_backend, train_tiny
 
 from noisy_envs import registration
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.games.single_agent import SingleAgentGame
-from noisy_envs.interfaces.common import ask
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.interfaces.scripted import query_policy
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens
@@ -57,15 +57,15 @@ def test_own_game_is_an_environment_of_gymnasium(fruit):
         env.reset(options={"state": env.unwrapped.state})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_pebble': did you mean 'num_pebbles'\?"):
         gymnasium.make("Fruit-v0", num_pebble=3)
-    assert env.unwrapped.core.policy("random", None, np.array([[0.99]])).tolist() == [[2]]
+    assert env.unwrapped.game.policy("random", None, np.array([[0.99]])).tolist() == [[2]]
 
 
 def test_the_spec_goes_through_a_file(fruit):
     spec = EnvSpec.from_json(gymnasium.make("Fruit-v0", num_pebbles=3).spec.to_json())
     env = gymnasium.make(spec)
-    assert type(env.unwrapped.core) is fruit and env.reset(seed=0)[0].shape == (5, 2)
+    assert type(env.unwrapped.game) is fruit and env.reset(seed=0)[0].shape == (5, 2)
     envs = gymnasium.make_vec(EnvSpec.from_json(gymnasium.make_vec("Fruit-v0", 2).spec.to_json()))
-    assert envs.core == fruit() and envs.reset(seed=0)[0].shape == (2, 9, 2)
+    assert envs.game == fruit() and envs.reset(seed=0)[0].shape == (2, 9, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_own_game_is_drawn_by_its_scene(fruit):
 
 @pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
 def test_a_game_without_a_scene_says_what_it_lacks(shell):
-    with pytest.raises(ValueError, match=r"render_mode='rgb_array': must be one of None; to be drawn drift must have"):
+    with pytest.raises(ValueError, match=r"render_mode='rgb_array': must be one of None; rendering needs"):
         shell(Drift, render_mode="rgb_array")
 
 
@@ -178,10 +178,10 @@ def test_the_agents_play_its_native_vector_environment(fruit):
     pytest.importorskip("torch")
     from noisy_envs.training import gymnasium_envs
 
-    game = gymnasium_envs.Game("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
+    game = gymnasium_envs.GymnasiumGame("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
     native = game.make_vec(3)
-    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.draws
-    assert not gymnasium_envs.Game("CartPole-v1").native
+    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.can_render
+    assert not gymnasium_envs.GymnasiumGame("CartPole-v1").native
     gymnasium.spec("Fruit-v0").vector_entry_point = None
     singles = game.make_vec(3)
     assert isinstance(singles.unwrapped, SyncVectorEnv) and not game.native
@@ -194,9 +194,11 @@ def test_the_agents_play_its_native_vector_environment(fruit):
 
 def test_an_agent_trains_on_it_and_leaves_a_film(fruit, tmp_path, capsys):
     pytest.importorskip("tyro")
-    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--options", "max_steps=3", "--gif")
+    _, run = train_tiny(
+        load_agent("avgpool"), tmp_path, "--env-id", "Fruit-v0", "--env-kwargs", "max_steps=3", "--capture-video"
+    )
     assert (run / "episode.gif").read_bytes().startswith(b"GIF")
-    assert "4 worlds in step" in capsys.readouterr().out
+    assert "4 environments" in capsys.readouterr().out
 
 
 def test_more_pebbles_move_neither_agent_nor_fruit(fruit):
@@ -223,7 +225,7 @@ class State(NamedTuple):
     place: Array  # (B, 1)
 
 
-class Chance(NamedTuple):
+class StepRandomness(NamedTuple):
     wind: Array  # (B, 1)
 
 
@@ -235,8 +237,8 @@ class Drift(SingleAgentGame):
     name = "drift"
     num_actions = 1
     continuous_actions = True
-    start_draws = (1,)
-    step_draws = (1,)
+    num_reset_uniforms = (1,)
+    num_step_uniforms = (1,)
     observation_bounds = np.float32([[-9]]), np.float32([[9]])
 
     @property
@@ -246,11 +248,11 @@ class Drift(SingleAgentGame):
     def initial(self, u: tuple[Array, ...]) -> State:
         return State(u[0])
 
-    def chance(self, u: tuple[Array, ...]) -> Chance:
-        return Chance(u[0])
+    def sample_randomness(self, u: tuple[Array, ...]) -> StepRandomness:
+        return StepRandomness(u[0])
 
-    def transition(self, state: State, action: Array, chance: Chance) -> State:
-        return State(state.place + action[:, 0] + chance.wind)
+    def transition(self, state: State, action: Array, randomness: StepRandomness) -> State:
+        return State(state.place + action[:, 0] + randomness.wind)
 
     def observe(self, state: State, agents: slice = slice(0, 1)) -> Array:
         return state.place[:, None, None]
@@ -266,21 +268,21 @@ class Drift(SingleAgentGame):
 class Plain(Drift):
     """Takes its chance as it comes."""
 
-    chance = SingleAgentGame.chance
+    randomness = SingleAgentGame.sample_randomness
 
-    def transition(self, state: State, action: Array, chance: tuple[Array]) -> State:
-        return State(state.place + action[:, 0] + chance[0])
+    def transition(self, state: State, action: Array, randomness: tuple[Array]) -> State:
+        return State(state.place + action[:, 0] + randomness[0])
 
 
 @dataclass(frozen=True)
 class Bare(Drift):
     """Has an array for its chance."""
 
-    def chance(self, u: tuple[Array, ...]) -> Array:
+    def sample_randomness(self, u: tuple[Array, ...]) -> Array:
         return u[0]
 
-    def transition(self, state: State, action: Array, chance: Array) -> State:
-        return State(state.place + action[:, 0] + chance)
+    def transition(self, state: State, action: Array, randomness: Array) -> State:
+        return State(state.place + action[:, 0] + randomness)
 
 
 @pytest.mark.parametrize("game", [Plain, Bare])
@@ -340,9 +342,9 @@ def of_drift(**members):
     return dataclass(frozen=True)(type("Other", (Drift,), {"__module__": __name__, **members}))
 
 
-def in_place(self, state, action, chance):
+def in_place(self, state, action, randomness):
     place = state.place
-    place += chance.wind
+    place += randomness.wind
     return state
 
 
@@ -428,7 +430,7 @@ def test_rules_that_overwrite_what_they_gave_are_refused(member, instead, told, 
 
 def test_rules_may_show_what_never_changes(backend):
     """A view of a field that a step hands on is no fault."""
-    game = of_drift(transition=lambda self, state, action, chance: state)
+    game = of_drift(transition=lambda self, state, action, randomness: state)
     assert TokenEnv(game).reset(seed=0)[0].shape == (1, 1)
     assert TokenVectorEnv(game, 2, backend=backend).reset(seed=0)[0].shape == (2, 1, 1)
 
@@ -450,7 +452,7 @@ def test_an_own_game_keeps_its_own_limit_where_gymnasium_has_none(fruit, limit):
     pytest.importorskip("torch")
     from noisy_envs.training import gymnasium_envs
 
-    game = gymnasium_envs.Game("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
+    game = gymnasium_envs.GymnasiumGame("Fruit-v0", {"max_steps": 3, "max_episode_steps": limit})
     last = limit if limit == 2 else 3
     for env, action in ((game.make(), 1), (game.make_vec(1), np.array([1]))):
         env.reset(seed=0)
@@ -521,7 +523,7 @@ def test_rules_get_numbers_clipped_to_0_to_1(backend, value):
         envs = TokenVectorEnv(Drift, 2, backend=backend)
         envs.reset(seed=5)
         actions = to_backend(np.full((2, 1), number, np.float32), backend)
-        seen.append([envs.pure_step(envs.worlds, actions)[1].tokens, envs.step(actions)])
+        seen.append([envs.pure_step(envs.batch_state, actions)[1].tokens, envs.step(actions)])
     assert_same(*seen)
     u = to_backend(np.full((2, 1), 0.5, np.float32), backend)
-    assert_same(ask(Drift(), lambda tokens, u: 0 * u + value, None, u), 0 * u + nearest)
+    assert_same(query_policy(Drift(), lambda tokens, u: 0 * u + value, None, u), 0 * u + nearest)

@@ -1,12 +1,14 @@
 """What padding holds, be it NaN, changes nothing; a token that is not finite stops training, scores and films."""
 
+import dataclasses
 import math
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import HEADS, load_agent, train_tiny
+from cases import HEADS
 from gymnasium import spaces
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -14,16 +16,20 @@ import torch
 
 from noisy_envs import __main__ as program
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training.envs import make_envs, make_eval_envs
+from noisy_envs.training.evaluation import evaluate, make_eval_agent, record_episode, token_weights
+from noisy_envs.training.main import main
+from noisy_envs.training.settings import parse
 
 VALUES = (math.nan, math.inf, -math.inf, 1e30)
 PADDED = {
-    "simple_tag": ["--env-id", "noisy_envs/SimpleTag-v0", "--options", "num_obstacles=(0,9)"],
+    "simple_tag": ["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs", "num_obstacles=(0,9)"],
     "box_world": [
         "--env-id",
         "noisy_envs/BoxWorldEntities-v0",
         "--preset",
         "fast",
-        "--options",
+        "--env-kwargs",
         "num_distractors=(0,2)",
     ],
 }
@@ -80,12 +86,12 @@ def ppo():
     return load_agent("adapool")
 
 
-def learned(ppo, agent, tokens):
+def learned(agent, tokens):
     """Return outputs, weights in the pool, and the gradients of a loss."""
     agent.zero_grad()
     parameters, values = agent(tokens)
     (parameters.square().mean() + values.square().mean()).backward()
-    return [parameters, values, agent.token_weights(tokens), *(weight.grad for weight in agent.parameters())]
+    return [parameters, values, token_weights(agent, tokens), *(weight.grad for weight in agent.parameters())]
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -93,14 +99,15 @@ def learned(ppo, agent, tokens):
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_reaches_neither_outputs_nor_gradients(head, game, value):
     ppo = load_agent(head)
-    args = ppo.parse([*PADDED[game], "--device", "cpu"])
-    envs, tokens = ppo.make_envs(args, 8, "train")
-    agent = ppo.Agent(args, envs.token_spec, envs.single_action_space)
+    args = parse(ppo, [*PADDED[game], "--device", "cpu"])
+    envs = make_envs(dataclasses.replace(args, num_envs=8))
+    tokens = envs.reset().tokens
+    agent = ppo.Agent(args, envs.token_spec, envs.action_space)
     padding = ~agent.spec.mask(tokens)
     assert padding.any() and not padding.all(dim=0).all()
     held = tokens.masked_fill(padding.unsqueeze(-1), value)
-    held[..., agent.spec.marker] = tokens[..., agent.spec.marker]
-    for found, expected in zip(learned(ppo, agent, held), learned(ppo, agent, tokens), strict=True):
+    held[..., agent.spec.padding_feature] = tokens[..., agent.spec.padding_feature]
+    for found, expected in zip(learned(agent, held), learned(agent, tokens), strict=True):
         assert torch.equal(found, expected) and found.isfinite().all()
     assert agent.spec.finite(held) and agent.spec.finite(held.numpy())
 
@@ -125,32 +132,32 @@ def test_a_run_learns_and_is_scored_where_padding_is_not_finite(ppo, tmp_path):
 
 def test_an_evaluation_and_a_film_stop_on_what_is_not_finite(ppo, tmp_path):
     _, run = train_tiny(ppo, tmp_path / "run", "--env-id", "Hollow-v0")
-    words = ["--evaluate", str(run), "--run-dir", str(tmp_path / "found"), "--options"]
+    words = ["--evaluate", str(run), "--run-dir", str(tmp_path / "found"), "--env-kwargs"]
     for value in ("nan", "inf"):
-        with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
-            ppo.main([*words, f"shows={value}"])
-        with pytest.raises(SystemExit, match=r"^error: Hollow-v0 gave a return that is not finite$"):
-            ppo.main([*words, f"pays={value}"])
-        args = ppo.parse([*words, f"shows={value}"])
-        agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-        with pytest.raises(FloatingPointError, match="Hollow-v0 showed an observation that is not finite"):
-            ppo.film(agent, args)
+        with pytest.raises(SystemExit, match=r"^error: Hollow-v0 returned an observation that is not finite$"):
+            main(ppo, [*words, f"shows={value}"])
+        with pytest.raises(SystemExit, match=r"^error: Hollow-v0 returned rewards that are not finite$"):
+            main(ppo, [*words, f"pays={value}"])
+        args = parse(ppo, [*words, f"shows={value}"])
+        agent = make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+        with pytest.raises(FloatingPointError, match="Hollow-v0 returned an observation that is not finite"):
+            record_episode(agent, args)
 
 
 def test_what_comes_after_the_episode_that_counts_may_be_anything(ppo):
     gymnasium.register("Late-v0", Late, disable_env_checker=True)
-    args = ppo.parse(["--env-id", "Late-v0"])
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    assert set(ppo.evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
+    args = parse(ppo, ["--env-id", "Late-v0"])
+    agent = make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+    assert set(evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
 
 
 def test_training_stops_where_the_last_observation_alone_is_not_finite(ppo, tmp_path):
-    with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
-        train_tiny(ppo, tmp_path, "--env-id", "Hollow-v0", "--options", "shows=nan", "first=5")
+    with pytest.raises(SystemExit, match=r"^error: Hollow-v0 returned an observation that is not finite$"):
+        train_tiny(ppo, tmp_path, "--env-id", "Hollow-v0", "--env-kwargs", "shows=nan", "first=5")
 
 
 def test_a_trained_player_stops_on_what_is_not_finite(ppo, tmp_path, monkeypatch):
     _, run = train_tiny(ppo, tmp_path / "run", "--env-id", "Hollow-v0")
     monkeypatch.setattr(Hollow, "see", lambda env: np.full((4, 2), np.nan, np.float32))
-    with pytest.raises(SystemExit, match=r"^error: Hollow-v0 showed an observation that is not finite$"):
+    with pytest.raises(SystemExit, match=r"^error: Hollow-v0 returned an observation that is not finite$"):
         program.main(["--policy", str(run), "--out", str(tmp_path / "x.gif")])

@@ -2,47 +2,43 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import (
-    FIRST_TEAM,
-    FOLLOW,
-    GAMES,
-    ONE_AND_THREE,
+from cases import (
+    CASES,
+    GAME_IDS,
     PETTINGZOO,
-    POLICY_OF,
-    VARIANTS,
-    assert_same,
-    draw_actions,
+    TEAMS,
+    by_default,
     each_case,
+    each_case_and,
     each_game,
     each_id,
     each_pettingzoo,
     each_policed_control,
     each_team,
-    make,
-    module,
-    play,
+    slow,
     steer,
-    still,
-    to_backend,
 )
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from helpers import assert_same, draw_actions, make, module, play, still, to_backend
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
-from noisy_envs.registration import CORES
+from noisy_envs.registration import GAMES
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
-each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-modes_in_turn = pytest.mark.in_turn("mode")
+each_case_and_mode = each_case_and("mode", AutoresetMode)
+each_team_and_mode = each_case_and("mode", AutoresetMode, TEAMS)
 each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 each_seed = pytest.mark.parametrize("seed", [0, 1])
+a_seed = pytest.mark.parametrize("seed", [0, slow(1)])
 
 
 def native(env_id: str, num_envs: int, mode: AutoresetMode = NEXT_STEP, **options: Any) -> gymnasium.vector.VectorEnv:
@@ -81,9 +77,7 @@ def arrays_in(result: Any) -> list[Any]:
     return [result] if hasattr(result, "dtype") else []
 
 
-@each_case
-@each_mode
-@modes_in_turn
+@each_case_and_mode
 def test_equals_vector_of_singles(env_id, options, mode):
     both = [maker(env_id, 4, mode, **options, max_steps=20) for maker in (native, sync)]
     ends = np.zeros(4, int)
@@ -94,8 +88,8 @@ def test_equals_vector_of_singles(env_id, options, mode):
 
 
 @each_id
-@each_auto_mode
-@each_seed
+@pytest.mark.parametrize("mode", [NEXT_STEP, slow(SAME_STEP)])
+@a_seed
 def test_every_id_equals_vector_of_singles(env_id, mode, seed):
     both = [maker(env_id, 3, mode, max_steps=9) for maker in (native, sync)]
     assert_same(*(list(staggered(envs, 40, seed)) for envs in both))
@@ -112,7 +106,7 @@ def test_reset_step_ignores_the_action(env_id, options, backend, dense_rewards):
         each.step(actions[0])
         each.reset(options={"reset_mask": mask})
     senseless = to_backend(as_numpy(actions[3]).copy(), backend)
-    senseless[1, ...] = np.nan if envs.core.continuous_actions else -7
+    senseless[1, ...] = np.nan if envs.game.continuous_actions else -7
     for each, third in ((envs, senseless), (twin, actions[3])):
         for action in actions[1:3]:
             _, _, _, truncated, _ = each.step(action)
@@ -150,7 +144,7 @@ def test_final_observation(env_id, mode, backend):
     envs = native(env_id, 3, mode, max_steps=4, backend=backend)
     names = {"final_obs", "_final_obs", "final_info", "_final_info"}
     ordinary = {"signal_mask", "_signal_mask", "snr", "_snr"}
-    if envs.core.terminates:
+    if envs.game.terminates:
         ordinary |= {"is_success", "_is_success"}
     numpy_twin = native(env_id, 3, mode, max_steps=4)
     ends = 0
@@ -272,9 +266,7 @@ def test_without_seed_worlds_differ(env_id, backend):
     assert len(set(starts)) == 12
 
 
-@each_case
-@each_mode
-@modes_in_turn
+@each_case_and_mode
 def test_world_does_not_depend_on_resets_of_others(env_id, options, mode):
     calm, busy = (native(env_id, 3, mode, **options, max_steps=7) for _ in range(2))
     calm.reset(seed=0)
@@ -321,13 +313,11 @@ def seeded_play(kind: str, env_id: str, options: dict[str, Any]) -> tuple[Any, l
     return env, [to_backend(action, kind) for action in draw_actions(env.action_space, 17)]
 
 
-each_kind = pytest.mark.parametrize("kind", ["single", "numpy", "torch"])
+each_case_and_kind = each_case_and("kind", ["single", "numpy", "torch"])
 
 
-@each_case
-@each_kind
-@each_seed
-@pytest.mark.in_turn("kind", "seed")
+@each_case_and_kind
+@a_seed
 def test_seed_reaches_later_resets(env_id, options, kind, seed):
     runs = []
     for _ in range(2):
@@ -339,10 +329,8 @@ def test_seed_reaches_later_resets(env_id, options, kind, seed):
     assert (first != as_numpy(other.reset(seed=seed + 42)[0])).any()
 
 
-@each_case
-@each_kind
-@each_seed
-@pytest.mark.in_turn("kind", "seed")
+@each_case_and_kind
+@a_seed
 def test_seed_leaves_nothing_of_the_past(env_id, options, kind, seed):
     used, actions = seeded_play(kind, env_id, options)
     fresh, _ = seeded_play(kind, env_id, options)
@@ -350,9 +338,7 @@ def test_seed_leaves_nothing_of_the_past(env_id, options, kind, seed):
     assert_same(play(used, actions, seed=seed), play(fresh, actions, seed=seed))
 
 
-@each_case
-@each_kind
-@pytest.mark.in_turn("kind")
+@each_case_and_kind
 def test_episodes_differ(env_id, options, kind):
     lists = []
     for _ in range(2):
@@ -365,8 +351,11 @@ def test_episodes_differ(env_id, options, kind):
 @each_pettingzoo
 @each_seed
 def test_parallel_view_plays_the_episode_of_single(game, seed, dense_rewards):
-    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 20}
-    single, parallel = make(GAMES[game], **options, **FOLLOW[game](steer)), module(game).parallel_env(**options)
+    options = {**CASES[game].three_agents, "continuous_actions": True, "max_steps": 20}
+    single, parallel = (
+        make(GAME_IDS[game], **options, **CASES[game].follow(steer)),
+        module(game).parallel_env(**options),
+    )
     actions = draw_actions(single.action_space, 20)
     learner = parallel.possible_agents[0]
     for episode in range(2):
@@ -383,10 +372,10 @@ def test_parallel_view_plays_the_episode_of_single(game, seed, dense_rewards):
 @each_pettingzoo
 @each_seed
 def test_function_gets_the_chance_of_its_agent(game, seed):
-    options = {**ONE_AND_THREE[game][1], "continuous_actions": True, "max_steps": 6}
+    options = {**CASES[game].three_agents, "continuous_actions": True, "max_steps": 6}
     runs = []
     for policy in ("random", lambda tokens, u: u):
-        envs = native(GAMES[game], 3, **options, **FOLLOW[game](policy))
+        envs = native(GAME_IDS[game], 3, **options, **CASES[game].follow(policy))
         runs.append((play(envs, draw_actions(envs.action_space, 10), seed=seed), envs.state))
     assert_same(*runs)
 
@@ -444,18 +433,7 @@ def test_refused_reset_changes_nothing(env_id, options, backend):
     assert_same(play(envs, actions[3:]), play(untouched, actions[3:]))
 
 
-@each_case
-def test_snapshot(env_id, options, backend):
-    source, target = (native(env_id, 3, **options, max_steps=7, backend=backend) for _ in range(2))
-    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
-    play(source, actions[:5], seed=0)
-    target.restore(source.snapshot())
-    assert_same(play(target, actions[5:]), play(source, actions[5:]))
-
-
-@each_case
-@each_auto_mode
-@modes_in_turn
+@each_case_and("mode", [NEXT_STEP, SAME_STEP])
 def test_returned_arrays_are_the_callers(env_id, options, mode, backend):
     kept, wiped = (native(env_id, 3, mode, **options, max_steps=4, backend=backend) for _ in range(2))
     runs = (staggered(kept, 40, backend=backend), staggered(wiped, 40, backend=backend))
@@ -486,7 +464,7 @@ def test_returned_arrays_of_one_world_are_the_callers(env_id, kind):
             game, _ = ENVIRONMENTS[env_id]
             if game not in PETTINGZOO:
                 pytest.skip("no view of PettingZoo")
-            env = module(game).parallel_env(max_steps=4, **ONE_AND_THREE[game][0])
+            env = module(game).parallel_env(max_steps=4, **CASES[game].one_agent)
             (agent,) = env.possible_agents
             step = lambda action: env.step({agent: action})  # noqa: E731
         space = env.action_space if kind == "single" else env.action_space(agent)
@@ -526,15 +504,14 @@ def test_torch_draws_the_same_numbers(env_id, options, seed):
         for field, same in zip(ours.state, reference.state, strict=True):
             np.testing.assert_allclose(as_numpy(field), same, rtol=0, atol=1e-6)
         if hasattr(ours, "token_spec"):
-            marker = ours.token_spec.marker
+            marker = ours.token_spec.padding_feature
             np.testing.assert_array_equal(as_numpy(tokens[..., marker]), expected[..., marker])  # roles, so counts too
         np.testing.assert_array_equal(as_numpy(info["signal_mask"]), told["signal_mask"])
         np.testing.assert_allclose(as_numpy(info["snr"]), told["snr"], rtol=1e-6)
 
 
 @each_case
-@each_seed
-@pytest.mark.in_turn("seed")
+@a_seed
 def test_torch_steps_as_numpy(env_id, options, seed):
     pytest.importorskip("torch")
     ours, reference = (native(env_id, 20, **options, backend=name) for name in ("torch", "numpy"))
@@ -578,7 +555,7 @@ def test_torch_types_and_devices(env_id, options, device):
 def test_torch_builds_no_graph(env_id, options):
     torch = pytest.importorskip("torch")
     envs = native(env_id, 2, **options, backend="torch")
-    if not envs.core.continuous_actions:
+    if not envs.game.continuous_actions:
         pytest.skip("integers have no gradient")
     envs.reset(seed=0)
     tokens, reward, *_ = envs.step(torch.full((2, 5), 0.5, requires_grad=True))
@@ -589,7 +566,7 @@ def test_torch_builds_no_graph(env_id, options):
 def test_torch_keeps_its_types_whatever_the_action(env_id, options):
     torch = pytest.importorskip("torch")
     envs = native(env_id, 2, **options, backend="torch")
-    kinds = ("float64", "float16") if envs.core.continuous_actions else ("int32", "uint8")
+    kinds = ("float64", "float16") if envs.game.continuous_actions else ("int32", "uint8")
     for kind in kinds:
         first, _ = envs.reset(seed=0)
         before = [array.dtype for array in (*envs.state, first)]
@@ -598,9 +575,11 @@ def test_torch_keeps_its_types_whatever_the_action(env_id, options):
             assert [array.dtype for array in (*envs.state, tokens)] == before and reward.dtype == torch.float32
 
 
-@each_game
-@pytest.mark.parametrize("learners", ["first", "all"])
-@pytest.mark.in_turn("learners")
+@by_default(
+    ("env_id", "learners"),
+    [(GAME_IDS["simple_centroid"], "first"), (GAME_IDS["simple_tag"], "all"), (GAME_IDS["box_world"], "first")],
+    product(GAME_IDS.values(), ["first", "all"]),
+)
 def test_a_fresh_core_compiles_whole(env_id, learners, monkeypatch):
     torch = pytest.importorskip("torch")
     compiler = torch.compile
@@ -625,17 +604,15 @@ INFO = ("signal_mask", "snr")
 
 def team_of(envs: gymnasium.vector.VectorEnv, team: str) -> tuple[int, tuple[int, ...]]:
     """Return how many agents a team has, and the shape of what each sees."""
-    return len(envs.core.agents[envs.core.teams[team]]), envs.core.observation_bounds[0].shape
+    return len(envs.game.agents[envs.game.teams[team]]), envs.game.observation_bounds[0].shape
 
 
-@each_team
-@each_mode
-@pytest.mark.in_turn("mode", "backend")
+@each_team_and_mode
 def test_agent_axis(env_id, options, team, mode, backend):
     envs = native(env_id, 3, mode, **options, max_steps=4, learners=team, backend=backend)
     n, shape = team_of(envs, team)
     assert envs.single_observation_space.shape == (n, *shape)
-    assert envs.action_space.shape == ((3, n, 5) if envs.core.continuous_actions else (3, n))
+    assert envs.action_space.shape == ((3, n, 5) if envs.game.continuous_actions else (3, n))
     resets = 0
     for result in staggered(envs, 30, backend=backend):
         info = result[-1]
@@ -682,10 +659,8 @@ def world_of_team(env: Any, actions: list[Any], mode: AutoresetMode, seed: int) 
         yield seen, np.array(list(reward.values())), ended, last
 
 
-@each_team
-@each_mode
-@each_seed
-@pytest.mark.in_turn("mode", "seed")
+@each_team_and_mode
+@a_seed
 def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mode, seed, dense_rewards):
     game, _ = ENVIRONMENTS[env_id]
     if game not in PETTINGZOO:
@@ -725,8 +700,8 @@ def test_rows_of_a_team_are_those_of_the_parallel_view(env_id, options, team, mo
 @each_seed
 def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards):
     """As if all were driven by the functions that those follow, each from its own tokens and chance."""
-    (options,) = (dict(options) for options in VARIANTS[game].values() if any(map(callable, options.values())))
-    for team, learners in CORES[game](**options).teams.items():
+    (options,) = (dict(options) for options in CASES[game].options.values() if any(map(callable, options.values())))
+    for team, learners in GAMES[game](**options).teams.items():
         everyone = module(game).parallel_env(**options)
         some = module(game).parallel_env(**options, learners=team)
         names = everyone.possible_agents
@@ -734,9 +709,9 @@ def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards)
         seen, ours = everyone.reset(seed=seed), some.reset(seed=seed)
         for t in range(20):
             assert_same(list(ours), [{agent: part[agent] for agent in some.possible_agents} for part in seen])
-            u = everyone._episode.chance().policy
+            u = everyone._episode.step_randomness().policy
             acts = {
-                agent: options[POLICY_OF[game][agent.split("_")[0]]](seen[0][agent][None], u[:, i])[0]
+                agent: options[CASES[game].policy_options[agent.split("_")[0]]](seen[0][agent][None], u[:, i])[0]
                 for i, agent in enumerate(names)
             }
             driven = {agent: draw_actions(some.action_space(agent), 1, t)[0] for agent in some.possible_agents}
@@ -747,16 +722,15 @@ def test_the_undriven_follow_the_policy_of_their_kind(game, seed, dense_rewards)
 def test_a_team_is_paid_and_sees_as_if_with_all(env_id, options, backend):
     envs = native(env_id, 300, **options, learners="all", backend=backend)
     play(envs, [to_backend(action, backend) for action in draw_actions(envs.action_space, 5)], seed=0)
-    core, state = envs.core, envs.state
-    assert np.ptp(as_numpy(core.reward(state)), axis=0).all()
-    for agents in (*core.teams.values(), *(slice(i, i + 1) for i in range(len(core.agents)))):
-        for what in (core.reward, core.observe):
+    game, state = envs.game, envs.state
+    assert np.ptp(as_numpy(game.reward(state)), axis=0).all()
+    for agents in (*game.teams.values(), *(slice(i, i + 1) for i in range(len(game.agents)))):
+        for what in (game.reward, game.observe):
             np.testing.assert_array_equal(as_numpy(what(state, agents)), as_numpy(what(state)[:, agents]))
 
 
 @each_team
-@each_seed
-@pytest.mark.in_turn("seed")
+@a_seed
 def test_torch_steps_a_team_as_numpy(env_id, options, team, seed):
     pytest.importorskip("torch")
     ours, reference = (native(env_id, 20, **options, learners=team, backend=name) for name in ("torch", "numpy"))
@@ -783,28 +757,15 @@ def without_agent_axis(value: Any) -> Any:
     return value[:, 0] if value.ndim > 1 else value
 
 
-@each_case
-@each_mode
-@pytest.mark.in_turn("mode", "backend")
+@each_case_and_mode
 def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend, dense_rewards):
-    team, alone = FIRST_TEAM[ENVIRONMENTS[env_id][0]]
-    options = {**options, **alone, "max_steps": 5, "backend": backend}
-    both = [native(env_id, 3, mode, **options, learners=learners) for learners in ("first", team)]
+    game = CASES[ENVIRONMENTS[env_id][0]]
+    options = {**options, **game.first_alone, "max_steps": 5, "backend": backend}
+    both = [native(env_id, 3, mode, **options, learners=learners) for learners in ("first", game.first_team)]
     for ours, theirs in zip(*(staggered(envs, 30, backend=backend) for envs in both), strict=True):
         assert theirs[0].shape[1] == 1
         assert_same(ours, without_agent_axis(theirs))
     assert_same(both[0].state, both[1].state)
-
-
-@each_team
-def test_snapshot_of_a_team(env_id, options, team, backend):
-    source, target = (
-        native(env_id, 3, SAME_STEP, **options, max_steps=7, learners=team, backend=backend) for _ in range(2)
-    )
-    actions = [to_backend(action, backend) for action in draw_actions(source.action_space, 25)]
-    play(source, actions[:5], seed=0)
-    target.restore(source.snapshot())
-    assert_same(play(target, actions[5:]), play(source, actions[5:]))
 
 
 @each_team
@@ -838,7 +799,7 @@ def test_bad_actions_of_a_team(env_id, options, team, backend):
         for each in (envs, trusting):
             with pytest.raises(ValueError, match=r"actions: .* must be .* \(3, "):
                 each.step(to_backend(bad, backend))
-    for value in (np.nan, np.inf) if envs.core.continuous_actions else (-1, envs.core.num_actions):
+    for value in (np.nan, np.inf) if envs.game.continuous_actions else (-1, envs.game.num_actions):
         bad = array.copy()
         bad[1, -1, ...] = value
         with pytest.raises(ValueError, match="of world 1: must be"):
@@ -853,7 +814,7 @@ def test_bad_actions_of_a_team(env_id, options, team, backend):
 @pytest.mark.parametrize("wrong", ["wolves", "First", None, 0, ""])
 def test_a_wrong_team_is_named(env_id, wrong):
     game, _ = ENVIRONMENTS[env_id]
-    teams = ", ".join(map(repr, CORES[game]().teams))
+    teams = ", ".join(map(repr, GAMES[game]().teams))
     with pytest.raises(ValueError, match=rf"^learners={wrong!r}: must be one of 'first', {teams}$"):
         native(env_id, 2, learners=wrong)
     if game in PETTINGZOO:
@@ -864,7 +825,7 @@ def test_a_wrong_team_is_named(env_id, wrong):
 def test_the_first_agent_may_be_driven_alone():
     env = module("simple_tag").parallel_env(learners="first")
     observations, _ = env.reset(seed=3)
-    single = make(GAMES["simple_tag"])
+    single = make(GAME_IDS["simple_tag"])
     tokens, _ = single.reset(seed=3)
     assert env.agents == ["predator_0"]
     while env.agents:
@@ -895,10 +856,10 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
     game, _ = ENVIRONMENTS[env_id]
 
     def misguided(tokens: Any, u: Any) -> Any:
-        return answer(u if env.core.continuous_actions else (u > 0.5) * 1)
+        return answer(u if env.game.continuous_actions else (u > 0.5) * 1)
 
-    options = {**options, **ONE_AND_THREE[game][1], **FOLLOW[game](misguided)}
-    *_, team = CORES[game](**options).teams
+    options = {**options, **CASES[game].three_agents, **CASES[game].follow(misguided)}
+    *_, team = GAMES[game](**options).teams
     if kind == "parallel" and (team == "all" or game not in PETTINGZOO):
         pytest.skip("all agents are driven")
     if kind == "parallel":
@@ -908,8 +869,8 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
         env = make(env_id, **options) if kind == "single" else native(env_id, 3, **options, backend=kind)
         (action,) = draw_actions(env.action_space, 1)
         action = action if kind == "single" else to_backend(action, kind)
-    shape = r"\(\d, 5\)" if env.core.continuous_actions else r"\(\d,\)"
-    allowed = f"{'real floating' if env.core.continuous_actions else 'integral'} {shape}"
+    shape = r"\(\d, 5\)" if env.game.continuous_actions else r"\(\d,\)"
+    allowed = f"{'real floating' if env.game.continuous_actions else 'integral'} {shape}"
     env.reset(seed=0)
     with pytest.raises(ValueError, match=rf"policy <function .*misguided.*> gave .*: must be {allowed}"):
         env.step(action)
@@ -919,28 +880,28 @@ def test_a_wrong_answer_of_a_policy_is_named(env_id, options, kind, answer):
 @pytest.mark.parametrize("value", [-1, 5, np.nan, np.inf])
 def test_a_policy_that_answers_with_no_action_is_named(env_id, options, value):
     game, _ = ENVIRONMENTS[env_id]
-    continuous = make(env_id, **options).core.continuous_actions
+    continuous = make(env_id, **options).game.continuous_actions
     if continuous == bool(np.isfinite(value)):
         pytest.skip("integers are finite, and numbers are clipped")
-    options = {**options, **ONE_AND_THREE[game][1]}
-    env = make(env_id, **options, **FOLLOW[game](lambda _, u: u * 0 + value if continuous else np.full(u.shape, value)))
+    options = {**options, **CASES[game].three_agents}
+    env = make(
+        env_id, **options, **CASES[game].follow(lambda _, u: u * 0 + value if continuous else np.full(u.shape, value))
+    )
     (action,) = draw_actions(env.action_space, 1)
     env.reset(seed=0)
     with pytest.raises(ValueError, match=rf"policy .* gave .*{value}.*: must be (finite|from 0 to 4)"):
         env.step(action)
 
 
-@pytest.mark.parametrize(
-    "game", [pytest.param(game, marks=pytest.mark.slow) if game == "simple_tag" else game for game in GAMES]
-)
+@pytest.mark.parametrize("game", [slow(game) if game == "simple_tag" else game for game in GAME_IDS])
 def test_any_number_of_compiled_environments(game, monkeypatch):
     """Dynamo refuses the ninth variant of one function, here the second."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     with torch._dynamo.config.patch(cache_size_limit=1):  # by the name that torch 2.6 has too
-        for options in list(VARIANTS[game].values())[:2]:
-            envs = native(GAMES[game], 2, backend="torch", compile=True, **options)
+        for options in list(CASES[game].options.values())[:2]:
+            envs = native(GAME_IDS[game], 2, backend="torch", compile=True, **options)
             envs.reset(seed=0)
             envs.step(to_backend(still(envs.action_space), "torch"))
 

@@ -4,7 +4,8 @@ import math
 
 import gymnasium
 import pytest
-from conftest import each_case, load_agent
+from cases import each_case
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -15,6 +16,7 @@ from torch import nn
 from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
 from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.checkpoint import load_checkpoint
+from noisy_envs.training.main import main
 from noisy_envs.training.metrics import read_metrics
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -84,7 +86,7 @@ def test_autocast_learns_as_float32_does(name, device, dtype):
 
 @each_device
 def test_more_tokens_than_float16_can_count(device):
-    """C68: 65,504 is its largest number, and shares of more tokens are none of infinity."""
+    """65,504 is its largest number, and shares of more tokens are none of infinity."""
     tokens = torch.ones(1, 70_000, 2, dtype=torch.float16, device=device)
     mask = torch.ones(1, 70_000, dtype=torch.bool, device=device)
     ada = AdaPool(2, query="mean").half().to(device)
@@ -124,18 +126,18 @@ def test_worlds_repeat_on_deterministic_kernels(env_id, options, device, determi
     torch.testing.assert_close(played(), played(), rtol=0, atol=0)
 
 
-NARROW = "--num-layers 2 --hidden-dim 8 --num-heads 8 --attention-scale hidden --dropout 0.1"  # on our own kernels
+NARROW = "--num-layers 2 --embed-dim 8 --num-heads 8 --attention-scale embed --dropout 0.1"  # on our own kernels
 
 
 @each_device
 @pytest.mark.parametrize("settings", ["", NARROW, "--env-id noisy_envs/BoxWorld-v0"], ids=["wide", "narrow", "box"])
 def test_training_repeats_on_deterministic_kernels(tmp_path, settings, device, deterministic):
     """Two runs of one seed: the same log and weights, compiled and recorded as they are on a GPU by default."""
-    small = "--num-envs 16 --num-steps 16 --minibatch-size 64 --update-epochs 2 --total-timesteps 1024"
-    words = f"{small} --eval-episodes 3 --no-gif --deterministic --device {device} {settings}".split()
+    small = "--num-envs 16 --num-steps 16 --minibatch-size 64 --update-epochs 2 --total-timesteps 512"
+    words = f"{small} --eval-episodes 3 --no-capture-video --torch-deterministic --device {device} {settings}".split()
 
     def trained(name):
-        load_agent("adapool").main([*words, "--run-dir", str(tmp_path / name)])
+        main(load_agent("adapool"), [*words, "--run-dir", str(tmp_path / name)])
         (folder,) = (tmp_path / name).iterdir()
         rows = read_metrics(folder / "metrics.csv")
         kept = [[row[key] for key in row if key != "charts/SPS" and not math.isnan(row[key])] for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cases import slow
 
 pytest.importorskip("torch")  # an extra: without it these tests do not apply
 import torch
@@ -89,7 +90,7 @@ def weights_of(head: Head, tokens: Tensor, mask: Tensor | None = None) -> Tensor
 @each_head
 @each_dtype
 def test_an_empty_set_gives_zeros_and_finite_gradients(name: str, dtype: torch.dtype) -> None:
-    """C62: nothing else changes, and no gradient reaches what is masked."""
+    """Nothing else changes, and no gradient reaches what is masked."""
     tokens, mask = masked_tokens()
     head, tokens = HEADS[name]().to(dtype), tokens.to(dtype)
     with torch.autograd.set_detect_anomaly(True):  # which stumbles over a NaN that a later step would hide
@@ -128,7 +129,7 @@ def test_what_a_masked_token_holds_changes_nothing(name: str, value: float) -> N
 @each_head
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_alone_equals_padded(name: str, dtype: torch.dtype) -> None:
-    """C63: padding changes nothing, nor does a mask that is True everywhere."""
+    """Padding changes nothing, nor does a mask that is True everywhere."""
     head, tokens = HEADS[name]().to(dtype), draw(B, 5, DIM).to(dtype)
     padded = torch.cat([tokens, torch.full((B, 4, DIM), NAN, dtype=dtype)], dim=1)
     mask = (torch.arange(9) < 5).expand(B, 9)
@@ -144,7 +145,7 @@ def test_alone_equals_padded(name: str, dtype: torch.dtype) -> None:
 @each_head
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_has_no_mask_constant(name: str, dtype: torch.dtype) -> None:
-    """C68: finite sums, exact zeros, and real values below any constant."""
+    """Finite sums, exact zeros, and real values below any constant."""
     head = HEADS[name]().to(dtype)
     mask = torch.arange(1025).expand(B, -1) < 900
     embeddings = torch.where(mask[..., None], -100 - draw(B, 1025, DIM).abs(), NAN).to(dtype)
@@ -172,7 +173,7 @@ def test_a_batch_of_no_sets(name: str) -> None:
 
 @each_head
 def test_weights_are_shares_of_the_real_tokens(name: str) -> None:
-    """C65: they sum to 1 over the tokens, to 0 in an empty set."""
+    """They sum to 1 over the tokens, to 0 in an empty set."""
     tokens, mask = masked_tokens()
     head = HEADS[name]().double()
     weights = weights_of(head, tokens, mask)
@@ -200,7 +201,7 @@ def test_adapool_is_its_weights_times_the_values(name: str, masked: bool) -> Non
 
 @each_adapool
 def test_queries_and_keys_learn(name: str) -> None:
-    """C65: a softmax over an axis of length 1 would leave them without gradient."""
+    """A softmax over an axis of length 1 would leave them without gradient."""
     head, (tokens, mask) = ADAPOOLS[name]().double(), masked_tokens()
     head(tokens, mask).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
@@ -247,7 +248,7 @@ def test_clstoken_weights_are_its_row_without_itself() -> None:
 @pytest.mark.parametrize("num_heads", [1, 2, 8])
 @pytest.mark.parametrize("scale", [None, 1 / math.sqrt(512)])
 def test_adapool_is_scaled_dot_product_attention(num_heads: int, scale: float | None) -> None:
-    """C64: the folded form is the usual attention of one query."""
+    """The folded form is the usual attention of one query."""
     head = AdaPool(512, num_heads, residual=False, scale=scale, init_std=0.05).double()
     embeddings, mask = draw(3, 9, 512), torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.7
 
@@ -264,7 +265,7 @@ def test_adapool_is_scaled_dot_product_attention(num_heads: int, scale: float | 
 
 
 def test_the_scale_counts_a_head() -> None:
-    """C64: by default 1/sqrt(64) for 8 heads of width 512."""
+    """By default 1/sqrt(64) for 8 heads of width 512."""
     assert AdaPool(512, 8).scale == 1 / 8
     assert AdaPool(512, 8, scale=0.25).scale == 0.25
 
@@ -350,7 +351,7 @@ def test_masked_queries() -> None:
 
 @each_head
 def test_only_the_places_of_the_query_matter(name: str) -> None:
-    """C66: invariant in the other tokens, and the query's place counts."""
+    """Invariant in the other tokens, and the query's place counts."""
     head, tokens = HEADS[name]().double(), draw(B, N, DIM)
     mask = torch.tensor([True, True, True, False, True, True, False]).expand(B, N)
     out = pool(head, tokens, mask)
@@ -367,14 +368,14 @@ def test_only_the_places_of_the_query_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "cls"])
 def test_other_heads_have_no_class_token(name: str) -> None:
-    """C67: the arguments come back as they are."""
+    """The arguments come back as they are."""
     tokens, mask = masked_tokens()
     extended = HEADS[name]().extend(tokens, mask)
     assert extended[0] is tokens and extended[1] is mask
 
 
 def test_the_class_token_comes_first_and_hears_every_token() -> None:
-    """C67: the output is index 0, and real tokens have gradients."""
+    """The output is index 0, and real tokens have gradients."""
     head, tokens = ClsToken(DIM, 0.25).double(), draw(B, N, DIM)
     mask = torch.arange(N).expand(B, N) != 3
     extended, longer = head.extend(tokens, mask)
@@ -441,30 +442,33 @@ def test_state_dict_round_trip(name: str) -> None:
 # Errors
 
 ERRORS: list[tuple[Callable[[], object], str]] = [
-    (lambda: AdaPool(16, 3), "dim must be a multiple of num_heads, got dim=16 and num_heads=3"),
-    (lambda: AdaPool(16, 0), "dim must be a multiple of num_heads, got dim=16 and num_heads=0"),
-    (lambda: AdaPool(0), "dim must be a multiple of num_heads, got dim=0 and num_heads=1"),
-    (lambda: ClsToken(0), "dim must be at least 1, got 0"),
-    (lambda: AdaPool(16, query="median"), "index >= 0, several, 'mean' or 'learned', got 'median'"),
-    (lambda: AdaPool(16, query=""), "'mean' or 'learned', got ''"),
-    (lambda: AdaPool(16, query=-1), "index >= 0, several, 'mean' or 'learned', got -1"),
-    (lambda: AdaPool(16, query=(0, -2)), "'mean' or 'learned', got (0, -2)"),
-    (lambda: AdaPool(16, query=()), "'mean' or 'learned', got ()"),
-    (lambda: AdaPool(16, query=1.5), "'mean' or 'learned', got 1.5"),  # type: ignore[arg-type]  # what is tested
-    (lambda: AdaPool(16, query=True), "'mean' or 'learned', got True"),
-    (lambda: AdaPool(16, query=7)(torch.zeros(B, N, 16)), "query 7 must be below 7, the number of tokens"),
-    (lambda: AdaPool(16, query=(0, 9)).weights(torch.zeros(B, N, 16)), "query 9 must be below 7"),
-    (lambda: AdaPool(16)(torch.zeros(B, N, 8)), "embeddings must be (B, N, 16) with N >= 1, got (4, 7, 8)"),
-    (lambda: ClsToken(16)(torch.zeros(B, N, 8)), "embeddings must be (B, N, 16) with N >= 1, got (4, 7, 8)"),
-    (lambda: ClsToken(16).extend(torch.zeros(B, N, 8)), "tokens must be (B, N, 16) with N >= 1, got (4, 7,"),
-    (lambda: ClsToken(16).weights(torch.zeros(B, 8, 16)), "attention must be (4, heads, 8, 8), got None"),
+    (lambda: AdaPool(16, 3), "dim=16: expected a multiple of num_heads=3, both at least 1"),
+    (lambda: AdaPool(16, 0), "dim=16: expected a multiple of num_heads=0, both at least 1"),
+    (lambda: AdaPool(0), "dim=0: expected a multiple of num_heads=1, both at least 1"),
+    (lambda: ClsToken(0), "dim=0: expected at least 1"),
+    (
+        lambda: AdaPool(16, query="median"),
+        "query='median': expected an index >= 0, several of them, 'mean' or 'learned'",
+    ),
+    (lambda: AdaPool(16, query=""), "query='': expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=-1), "query=-1: expected an index >= 0, several of them, 'mean' or 'learned'"),
+    (lambda: AdaPool(16, query=(0, -2)), "query=(0, -2): expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=()), "query=(): expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=1.5), "query=1.5: expected an index >= 0, several"),  # type: ignore[arg-type]  # what is tested
+    (lambda: AdaPool(16, query=True), "query=True: expected an index >= 0, several"),
+    (lambda: AdaPool(16, query=7)(torch.zeros(B, N, 16)), "query=7: expected an index below 7, the number of tokens"),
+    (lambda: AdaPool(16, query=(0, 9)).weights(torch.zeros(B, N, 16)), "query=9: expected an index below 7"),
+    (lambda: AdaPool(16)(torch.zeros(B, N, 8)), "embeddings: expected shape (B, N, 16) with N >= 1, got (4, 7, 8)"),
+    (lambda: ClsToken(16)(torch.zeros(B, N, 8)), "embeddings: expected shape (B, N, 16) with N >= 1, got (4, 7, 8)"),
+    (lambda: ClsToken(16).extend(torch.zeros(B, N, 8)), "tokens: expected shape (B, N, 16) with N >= 1, got (4, 7,"),
+    (lambda: ClsToken(16).weights(torch.zeros(B, 8, 16)), "attention: expected shape (4, heads, 8, 8), got None"),
     (
         lambda: ClsToken(16).weights(torch.zeros(B, 8, 16), None, torch.zeros(B, 2, 7, 7)),
-        "attention must be (4, heads, 8, 8), got (4, 2, 7, 7)",
+        "attention: expected shape (4, heads, 8, 8), got (4, 2, 7, 7)",
     ),
     (
         lambda: ClsToken(16).weights(torch.zeros(B, 8, 16), None, torch.zeros(B, 8, 8)),
-        "attention must be (4, heads, 8, 8), got (4, 8, 8)",
+        "attention: expected shape (4, heads, 8, 8), got (4, 8, 8)",
     ),
 ]
 
@@ -486,7 +490,7 @@ def test_shapes_are_checked(name: str, method: str) -> None:
         with pytest.raises(ValueError, match=re.escape(f"with N >= 1, got {tuple(wrong.shape)}")):
             call(wrong)
     for wrong in (torch.ones(B, N - 1, dtype=torch.bool), torch.ones(B, N), torch.ones(N, dtype=torch.bool)):
-        message = f"mask must be torch.bool (4, 7), got {wrong.dtype} {tuple(wrong.shape)}"
+        message = f"mask: expected torch.bool (4, 7), got {wrong.dtype} {tuple(wrong.shape)}"
         with pytest.raises(ValueError, match=re.escape(message)):
             call(embeddings, wrong)
 
@@ -495,7 +499,7 @@ def test_shapes_are_checked(name: str, method: str) -> None:
 
 
 @each_head
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [True, slow(False)])
 def test_compiles_without_a_graph_break(name: str, masked: bool) -> None:
     """`fullgraph=True` raises at a break."""
     tokens, mask = masked_tokens() if masked else (draw(B, N, DIM), None)
@@ -556,8 +560,7 @@ ignore_deprecated = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ig
 
 
 @each_head
-@each_mask
-@pytest.mark.in_turn("masked")
+@pytest.mark.parametrize("masked", [False, slow(True)])
 def test_exports_with_free_axes(name: str, masked: bool) -> None:
     """A program of any number of sets and tokens."""
     model = Model(name).eval()

@@ -46,8 +46,8 @@ def used(monkeypatch):
     def kernel(name):
         return SimpleNamespace(apply=lambda inputs, *_: used.append(name) or inputs)
 
-    kernels = SimpleNamespace(WIDEST=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
-    monkeypatch.setattr(small_layers, "HAS_KERNELS", True)
+    kernels = SimpleNamespace(MAX_WIDTH=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
+    monkeypatch.setattr(small_layers, "TRITON_AVAILABLE", True)
     monkeypatch.setattr(small_layers, "triton_layers", kernels, raising=False)
     compile_here(monkeypatch, True)
     # torch's own would look for the GPU that is not there

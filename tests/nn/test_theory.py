@@ -411,36 +411,42 @@ ONES, SOME = torch.ones(2, 3, dtype=torch.bool), bools([[1, 0, 1], [0, 1, 0]])
 X, R = torch.zeros(2, 3, 4), torch.zeros(2, 3)
 FLAT = Margins(*torch.zeros(4, 2))
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "pooled": (lambda: signal_loss(X, SOME, torch.zeros(2, 3)), "pooled must be (2, 4), got (2, 3)"),
-    "tokens": (lambda: optimal_pool(torch.zeros(3), SOME), "tokens must be (..., N, D), got (3,)"),
-    "signal's shape": (lambda: optimal_pool(X, SOME[:, :2]), "signal must be torch.bool (2, 3), got torch.bool (2, 2)"),
-    "signal's sets": (lambda: margins(R, SOME[0]), "signal must be torch.bool (2, 3), got torch.bool (3,)"),
-    "one for all": (lambda: margins(R, SOME[:, :1]), "signal must be torch.bool (2, 3), got torch.bool (2, 1)"),
-    "no token axis": (lambda: optimal_weights(ONES[0, 0]), "signal must be torch.bool (), got torch.bool ()"),
-    "signal's dtype": (lambda: optimal_weights(R), "signal must be torch.bool (2, 3), got torch.float32 (2, 3)"),
-    "mask's dtype": (lambda: margins(R, SOME, R), "mask must be torch.bool (2, 3), got torch.float32 (2, 3)"),
+    "pooled": (lambda: signal_loss(X, SOME, torch.zeros(2, 3)), "pooled: expected shape (2, 4), got (2, 3)"),
+    "tokens": (lambda: optimal_pool(torch.zeros(3), SOME), "tokens: expected shape (..., N, D), got (3,)"),
+    "signal's shape": (
+        lambda: optimal_pool(X, SOME[:, :2]),
+        "signal: expected torch.bool (2, 3), got torch.bool (2, 2)",
+    ),
+    "signal's sets": (lambda: margins(R, SOME[0]), "signal: expected torch.bool (2, 3), got torch.bool (3,)"),
+    "one for all": (lambda: margins(R, SOME[:, :1]), "signal: expected torch.bool (2, 3), got torch.bool (2, 1)"),
+    "no token axis": (lambda: optimal_weights(ONES[0, 0]), "signal: expected torch.bool (), got torch.bool ()"),
+    "signal's dtype": (lambda: optimal_weights(R), "signal: expected torch.bool (2, 3), got torch.float32 (2, 3)"),
+    "mask's dtype": (lambda: margins(R, SOME, R), "mask: expected torch.bool (2, 3), got torch.float32 (2, 3)"),
     "mask's shape": (
         lambda: weight_errors(R, SOME, ONES[:, :2]),
-        "mask must be torch.bool (2, 3), got torch.bool (2, 2)",
+        "mask: expected torch.bool (2, 3), got torch.bool (2, 2)",
     ),
     "no signal": (
         lambda: optimal_weights(bools([[1, 1], [0, 0]])),
-        "signal must be True for at least one token of every",
+        "signal: expected True for at least one token of every",
     ),
-    "padded signal": (lambda: signal_loss(X, ONES, X[:, 0], SOME), "signal must be False where mask is False"),
-    "no k": (lambda: weight_bounds(FLAT, 0, 3), "num_signal must be from 1 to num_tokens, got 0 of 3"),
-    "k above N": (lambda: weight_bounds(FLAT, torch.tensor([1, 4]), 3), "num_tokens, got [1, 4] of 3"),
+    "padded signal": (lambda: signal_loss(X, ONES, X[:, 0], SOME), "signal: expected False where mask is False"),
+    "no k": (lambda: weight_bounds(FLAT, 0, 3), "num_signal=0: expected 1 to num_tokens=3"),
+    "k above N": (
+        lambda: weight_bounds(FLAT, torch.tensor([1, 4]), 3),
+        "num_signal=[1, 4]: expected 1 to num_tokens=3",
+    ),
     "k's dtype": (
         lambda: weight_bounds(FLAT, torch.ones(2), 3),
-        "num_signal must be an integer, or integers (2,), got",
+        "num_signal: expected an integer or integers (2,), got",
     ),
     "N's shape": (
         lambda: weight_bounds(FLAT, 1, torch.tensor([3, 3, 3])),
-        "num_tokens must be an integer, or integers (2,)",
+        "num_tokens: expected an integer or integers (2,)",
     ),
-    "sharpness": (lambda: max_as_adapool(4, 0.0), "sharpness must be finite and above 0, got 0.0"),
-    "no sharpness": (lambda: max_as_adapool(4, INF), "sharpness must be finite and above 0, got inf"),
-    "dim": (lambda: average_as_adapool(0), "got dim=0"),
+    "sharpness": (lambda: max_as_adapool(4, 0.0), "sharpness=0.0: expected a finite number above 0"),
+    "no sharpness": (lambda: max_as_adapool(4, INF), "sharpness=inf: expected a finite number above 0"),
+    "dim": (lambda: average_as_adapool(0), "dim=0: expected a multiple"),
 }
 
 

@@ -70,14 +70,14 @@ def test_masks_of_any_layout(kind):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_other_masks_than_bool_are_refused(dtype):
     projected, mask, _ = drawn(9, 4, 1, masked=True)
-    with pytest.raises(TypeError, match=f"mask is {dtype}: must be torch.bool"):
+    with pytest.raises(TypeError, match=f"mask: expected torch.bool, got {dtype}"):
         triton_attention.attend(projected, mask.to(dtype), 4, 0.4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types_than_float32_are_refused(dtype):
     projected, mask, _ = drawn(9, 4, 1, masked=True)
-    with pytest.raises(TypeError, match=f"projected is {dtype}: must be torch.float32"):
+    with pytest.raises(TypeError, match=f"projected: expected torch.float32, got {dtype}"):
         triton_attention.attend(projected.to(dtype), mask, 4, 0.4)
 
 

@@ -57,9 +57,9 @@ def test_layer_norm(shape):
 
 
 def test_programs_that_sum_over_rows_take_several_turns(monkeypatch):
-    monkeypatch.setattr(triton_layers, "SHARES", 2)
+    monkeypatch.setattr(triton_layers, "MAX_SUM_PROGRAMS", 2)
     x, weight, bias = drawn((700, 16), (12, 16), (16,))
-    assert triton_layers._shares(700, triton_layers.NORM_SUMS[0]) == (2, 3)
+    assert triton_layers._split_rows(700, triton_layers.NORM_SUM[0]) == (2, 3)
     same(triton_layers.LayerNorm.apply(x, bias, bias, 1e-5), F.layer_norm(x, (16,), bias, bias), [x, bias])
     same(triton_layers.Linear.apply(x, weight, None), F.linear(x, weight), [x, weight])
 

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make
+from helpers import make
 
 import noisy_envs  # noqa: F401  registers the ids
 from noisy_envs.games.box_world import PALETTE, BoxWorld, State
@@ -18,7 +18,7 @@ KINDS = {
     "sizes": BoxWorld(observation="pixels", size=(5, 9)),
     "large": BoxWorld(size=20, goal_length=4, num_distractors=3, distractor_length=2),
 }
-each_kind = pytest.mark.parametrize("core", KINDS.values(), ids=KINDS)
+each_kind = pytest.mark.parametrize("game", KINDS.values(), ids=KINDS)
 DRAWN = """
 #########
 #@......#
@@ -32,51 +32,51 @@ DRAWN = """
 """
 
 
-def world(core: BoxWorld, **given: object) -> State:
+def world(game: BoxWorld, **given: object) -> State:
     """Return a world without the batch axis."""
-    return State(*(field[0] for field in core.admit(given, ())))
+    return State(*(field[0] for field in game.validate_state(given, ())))
 
 
-def frame(core: BoxWorld, state: State, weights: object = None, size: int = SIZE) -> np.ndarray:
+def frame(game: BoxWorld, state: State, weights: object = None, size: int = SIZE) -> np.ndarray:
     """Draw one array."""
-    drawn = Renderer(core, "rgb_array", size=size).draw(state, 3, 1.0, weights)
+    drawn = Renderer(game, "rgb_array", size=size).draw(state, 3, 1.0, weights)
     assert drawn is not None and drawn.dtype == np.uint8 and drawn.shape == (size, size, 3)
     return drawn
 
 
-def cells(core: BoxWorld, drawn: np.ndarray, across: float = 0.5, down: float = 0.5) -> np.ndarray:
+def cells(game: BoxWorld, drawn: np.ndarray, across: float = 0.5, down: float = 0.5) -> np.ndarray:
     """Return the colours (w, w, 3) that cells have at a place within them, by default the middle."""
     band = round(renderer.BAND * len(drawn))
     height = len(drawn) - 2 * band
-    steps = np.arange(core.width) / core.width * height
-    rows = band + steps + down * height / core.width
-    columns = (len(drawn) - height) / 2 + steps + across * height / core.width
+    steps = np.arange(game.width) / game.width * height
+    rows = band + steps + down * height / game.width
+    columns = (len(drawn) - height) / 2 + steps + across * height / game.width
     return drawn[rows.astype(int)[:, None], columns.astype(int)].astype(int)
 
 
 @each_kind
 @pytest.mark.parametrize("level", [0, 1])
-def test_cells_have_the_colours_of_the_picture(core, level):
-    state = world(core, level=level)
-    expected = PALETTE[core.picture(State(*(field[None] for field in state)))[0]].reshape(core.width, core.width, 3)
-    np.testing.assert_allclose(cells(core, frame(core, state)), expected, atol=2)
+def test_cells_have_the_colours_of_the_picture(game, level):
+    state = world(game, level=level)
+    expected = PALETTE[game.picture(State(*(field[None] for field in state)))[0]].reshape(game.width, game.width, 3)
+    np.testing.assert_allclose(cells(game, frame(game, state)), expected, atol=2)
 
 
 def test_held_key_and_taken_gem_are_shown_at_the_top_left():
-    core = BoxWorld()
+    game = BoxWorld()
     held = DRAWN.replace("a", ".").replace("#", "c", 1)
     for drawing, colour in ((DRAWN, (0, 0, 0)), (held, PALETTE[2]), (held.replace("*A", "..").replace("c", "*"), 255)):
-        np.testing.assert_allclose(cells(core, frame(core, world(core, text=drawing)))[0, 0], colour, atol=2)
+        np.testing.assert_allclose(cells(game, frame(game, world(game, text=drawing)))[0, 0], colour, atol=2)
 
 
 def test_gem_is_outlined_and_empty_cells_are_not():
-    core = BoxWorld()
-    drawn = frame(core, world(core, text=DRAWN))
-    edge = cells(core, drawn, across=0.5, down=0.02).max(axis=-1)
+    game = BoxWorld()
+    drawn = frame(game, world(game, text=DRAWN))
+    edge = cells(game, drawn, across=0.5, down=0.02).max(axis=-1)
     assert edge[4, 3] < 60 and edge[4, 4] < 60  # the gem's box, content and lock
     assert edge[5, 5] < 60 and edge[6, 3] > 180 and edge[1, 1] > 100 and edge[2, 2] > 60
-    won = frame(core, world(core, text=DRAWN.replace("a", ".").replace("*A", "..").replace("#", "*", 1)))
-    assert cells(core, won, down=0.02).max(axis=-1)[0, 0] < 60
+    won = frame(game, world(game, text=DRAWN.replace("a", ".").replace("*A", "..").replace("#", "*", 1)))
+    assert cells(game, won, down=0.02).max(axis=-1)[0, 0] < 60
 
 
 @pytest.mark.parametrize(("kind", "row", "column", "token"), [
@@ -84,43 +84,43 @@ def test_gem_is_outlined_and_empty_cells_are_not():
     ("pixels", 1, 1, 0), ("pixels", 0, 0, 1), ("pixels", 1, 2, 2), ("pixels", 7, 7, 49), ("rgb", 4, 3, 39),
 ])  # fmt: skip
 def test_halo_is_in_the_cell_of_its_token(kind, row, column, token):
-    core = KINDS[kind]
-    state = world(core, text=DRAWN)
-    weights = np.zeros(np.prod(core.observation_bounds[0].shape[:-1]))
-    plain = cells(core, frame(core, state, weights), across=0.1)
+    game = KINDS[kind]
+    state = world(game, text=DRAWN)
+    weights = np.zeros(np.prod(game.observation_bounds[0].shape[:-1]))
+    plain = cells(game, frame(game, state, weights), across=0.1)
     weights[token] = 0.3
-    drawn = frame(core, state, weights)
-    changed = (cells(core, drawn, across=0.1) != plain).any(axis=-1)
+    drawn = frame(game, state, weights)
+    changed = (cells(game, drawn, across=0.1) != plain).any(axis=-1)
     assert changed[row, column] and changed.sum() == 1
-    np.testing.assert_allclose(cells(core, drawn, across=0.1)[row, column], renderer.AMBER, atol=12)
-    np.testing.assert_array_equal(cells(core, drawn), cells(core, frame(core, state)))  # the colour stays visible
+    np.testing.assert_allclose(cells(game, drawn, across=0.1)[row, column], renderer.AMBER, atol=12)
+    np.testing.assert_array_equal(cells(game, drawn), cells(game, frame(game, state)))  # the colour stays visible
 
 
 def test_halo_grows_with_the_weight():
-    core = KINDS["pixels"]
-    state = world(core, text=DRAWN)
+    game = KINDS["pixels"]
+    state = world(game, text=DRAWN)
     weights = np.zeros(50)
     weights[2:5] = 1.0, 0.5, 0.1
-    amber = np.abs(frame(core, state, weights).astype(int) - renderer.AMBER).max(axis=-1) < 30
-    side = (SIZE - 2 * round(renderer.BAND * SIZE)) / core.width
-    left = (SIZE - side * core.width) / 2
+    amber = np.abs(frame(game, state, weights).astype(int) - renderer.AMBER).max(axis=-1) < 30
+    side = (SIZE - 2 * round(renderer.BAND * SIZE)) / game.width
+    left = (SIZE - side * game.width) / 2
     area = [amber[:, int(left + column * side) : int(left + (column + 1) * side)].sum() for column in (2, 3, 4)]
     assert area[0] > 1.5 * area[1] > 3 * area[2] > 0
 
 
 @each_kind
 @pytest.mark.parametrize("count", [-1, 1])
-def test_a_wrong_number_of_weights_is_refused(core, count):
-    right = int(np.prod(core.observation_bounds[0].shape[:-1]))
-    with pytest.raises(ValueError, match=f"must be {right} finite numbers"):
-        frame(core, world(core, level=0), np.ones(right + count))
+def test_a_wrong_number_of_weights_is_refused(game, count):
+    right = int(np.prod(game.observation_bounds[0].shape[:-1]))
+    with pytest.raises(ValueError, match=f"expected {right} finite numbers"):
+        frame(game, world(game, level=0), np.ones(right + count))
 
 
 def test_drawing_changes_nothing():
-    core = BoxWorld()
-    state = world(core, level=5)
+    game = BoxWorld()
+    state = world(game, level=5)
     before = [field.copy() for field in state]
-    np.testing.assert_array_equal(frame(core, state), frame(core, state))
+    np.testing.assert_array_equal(frame(game, state), frame(game, state))
     for field, same in zip(state, before, strict=True):
         np.testing.assert_array_equal(field, same)
 
@@ -130,9 +130,9 @@ def test_picture_follows_the_agent_up():
     env.reset(
         options={"state": {"text": DRAWN.replace("@", ".").replace("#.......#\n#########", "#@......#\n#########")}}
     )
-    grey = [cells(env.core, env.render())]
+    grey = [cells(env.game, env.render())]
     env.step(0)
-    grey.append(cells(env.core, env.render()))
+    grey.append(cells(env.game, env.render()))
     places = [np.argwhere((colours == 128).all(axis=-1)).tolist() for colours in grey]
     assert places == [[[7, 1]], [[6, 1]]]
 

@@ -1,33 +1,36 @@
 """The command `python -m noisy_envs`: the table of ids, films, and the window with its keys."""
 
-import dataclasses
 import os
 import pickle
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAMES, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
+from cases import GAME_IDS, HEADS, by_default, each_id, posix
+from helpers import ROOT, load_agent, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
-from noisy_envs.baselines import play_reference, reference_returns
+from noisy_envs.baselines import baseline_returns, play_baseline
 from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.randomness import derive_seed
-from noisy_envs.registration import CORES, NOISE
-from noisy_envs.rendering import video, viewer
-from noisy_envs.rendering.viewer import NOISE_STEP, Film, ForeignShow, Reference, Show, Viewer, film
+from noisy_envs.registration import GAMES, NOISE
+from noisy_envs.rendering import video
+from noisy_envs.rendering.playback import Film, add_noise, make_playback, record
+from noisy_envs.rendering.viewer import MARGIN, NOISE_STEP, PANEL, PAPER, BaselinePolicy, Viewer
+from noisy_envs.rendering.window import Window
 from noisy_envs.training import gymnasium_envs
 
-CENTROID, TAG, BOX = (GAMES[game] for game in ("simple_centroid", "simple_tag", "box_world"))
-POLICIES = [(env_id, name) for game, env_id in GAMES.items() for name in CORES[game].policies]
-SHORT = ["--options", "max_steps=3"]
+CENTROID, TAG, BOX = (GAME_IDS[game] for game in ("simple_centroid", "simple_tag", "box_world"))
+POLICIES = [(env_id, name) for game, env_id in GAME_IDS.items() for name in GAMES[game].policies]
+SHORT = ["--env-kwargs", "max_steps=3"]
 WORDS = {
     CENTROID: SHORT,
     TAG: ["--env-id", TAG, *SHORT],
-    BOX: ["--env-id", BOX, "--preset", "fast", "--options", "size=6", "max_steps=3"],
+    BOX: ["--env-id", BOX, "--preset", "fast", "--env-kwargs", "size=6", "max_steps=3"],
 }
 
 
@@ -36,6 +39,11 @@ def short(monkeypatch):
     """Let episodes of all ids be of five steps."""
     for env_id, (game, parameters) in ENVIRONMENTS.items():
         monkeypatch.setitem(ENVIRONMENTS, env_id, (game, parameters | {"max_steps": 5}))
+
+
+def start(policy, seed=0):
+    """Return the playback of a policy's first episode."""
+    return make_playback(policy.env_id, policy.env_kwargs, policy.learners, seed)
 
 
 def refused(words, code=None):
@@ -59,10 +67,10 @@ def test_a_row_says_what_the_environment_shows_takes_and_pays(env_id):
     assert (name, tokens) == (env_id, str(env.observation_space.shape))
     continuous = isinstance(env.action_space, gymnasium.spaces.Box)
     assert actions == (f"{env.action_space.shape[0]} floats" if continuous else f"one of {env.action_space.n}")
-    assert returns == [f"{value:.3f}" for value in reference_returns(env_id)]
+    assert returns == [f"{value:.3f}" for value in baseline_returns(env_id)]
     game, parameters = ENVIRONMENTS[env_id]
     if game in NOISE and not parameters.get("collidable_obstacles"):
-        assert int(noise) == getattr(env.unwrapped.core, NOISE[game])
+        assert int(noise) == getattr(env.unwrapped.game, NOISE[game])
     assert int(noise) == {"SimpleTagMPE-v0": 0, "BoxWorldPixels-v0": 42}.get(env_id.split("/")[1], int(noise))
 
 
@@ -71,7 +79,7 @@ def test_padding_is_no_noise(monkeypatch):
     monkeypatch.setitem(gymnasium.registry[CENTROID].kwargs, "num_noise", (0, 28))
     env = gymnasium.make(CENTROID).unwrapped
     tokens, info = env.reset(seed=0)
-    present = int(env.core.token_mask(tokens).sum())
+    present = int(env.game.token_mask(tokens).sum())
     assert present < 32 and __main__.row(CENTROID)[3] == str(present - int(info["signal_mask"].sum()))
 
 
@@ -80,8 +88,8 @@ def test_the_table_is_aligned_and_fits_80_columns(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     head, *rows = lines[: len(ENVIRONMENTS) + 1]
-    assert tuple(head.split()) == __main__.HEADS and [row.split()[0] for row in rows] == list(ENVIRONMENTS)
-    ends = [head.index(word) + len(word) for word in __main__.HEADS[3:]]
+    assert tuple(head.split()) == __main__.COLUMNS and [row.split()[0] for row in rows] == list(ENVIRONMENTS)
+    ends = [head.index(word) + len(word) for word in __main__.COLUMNS[3:]]
     for row in rows:
         assert len(row) == len(head)
         assert all(row[end - 1] != " " and row[end : end + 2].strip() == "" for end in ends)
@@ -119,10 +127,11 @@ def test_what_is_closed_is_not_written_to(closed):
 
 @pytest.mark.parametrize(("env_id", "policy"), POLICIES)
 def test_a_reference_policy_plays_as_where_its_returns_are_measured(env_id, policy):
-    show = Show(env_id, Reference(policy, env_id, None, seed=3), seed=3)
-    while not show.episode.ended:
-        show.step()
-    assert show.episode.total_return == pytest.approx(play_reference(env_id, policy, episodes=1, seed=3)[0], abs=1e-4)
+    baseline = BaselinePolicy(policy, env_id, None, seed=3)
+    playback = start(baseline, 3)
+    while not playback.done:
+        playback.step(baseline.act(playback)[0])
+    assert playback.total_return == pytest.approx(play_baseline(env_id, policy, episodes=1, seed=3)[0], abs=1e-4)
 
 
 @pytest.mark.parametrize(("env_id", "policy"), POLICIES)
@@ -143,23 +152,40 @@ def test_a_film_may_be_an_mp4(short, tmp_path):
 @pytest.mark.parametrize("env_id", [CENTROID, TAG])
 def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or Film([], None))
+    monkeypatch.setattr(__main__, "record", lambda *words: shown.append(words[:2]) or Film([], None))
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "5"], ["--seed", "5", "--num-noise", "28"]):
         __main__.main(["--watch", env_id, "--policy", "random", *words, "--out", str(tmp_path / "x.gif")])
     first, same, other, _ = shown
-    assert [show.noise for show in shown] == [4, 4, 4, 28]
-    assert [show.episode.seed for show in shown] == [0, 0, 5, 5]
-    assert np.array_equal(first.picture(), same.picture()) and (other.picture() != first.picture()).any()
-    for show in shown:
-        show.step()
-    assert np.array_equal(first.picture(), same.picture()) and (other.picture() != first.picture()).any()
+    assert [playback.noise for playback, _ in shown] == [4, 4, 4, 28]
+    assert [playback.seed for playback, _ in shown] == [0, 0, 5, 5]
+    for steps in range(2):
+        for playback, act in shown[: 4 * steps]:
+            playback.step(act(playback)[0])
+        pictures = [playback.render() for playback, _ in (first, same, other)]
+        assert np.array_equal(*pictures[:2]) and (pictures[2] != pictures[0]).any()
 
 
 # Checkpoints
 
 
-@each_head_and("env_id", GAMES.values())
+def filmed(ppo, run):
+    """Return the film that an agent's file makes of a run."""
+    from noisy_envs.training import envs, evaluation
+    from noisy_envs.training.checkpoint import load_checkpoint
+    from noisy_envs.training.settings import load_args
+
+    args = load_args(ppo, run)
+    agent = evaluation.make_eval_agent(ppo, args, envs.make_eval_envs(args, 1)[0])
+    evaluation.load_weights(agent, ppo, run, load_checkpoint(run / "checkpoint.pt"))
+    return evaluation.record_episode(agent, args)
+
+
+@by_default(
+    ("head", "env_id"),
+    [("adapool", BOX), ("avgpool", TAG), ("clstoken", CENTROID), ("maxpool", BOX)],
+    product(HEADS, GAME_IDS.values()),
+)
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
@@ -167,26 +193,20 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *WORDS[env_id])
-    args = ppo.load_args(run)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, run, ppo.load_checkpoint(run / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
+    expected = filmed(ppo, run)
     for path in (run, run / "checkpoint.pt"):
-        player = Trained(path, env_id, None)
-        assert player.name.lower() == head
-        found = film(Show(env_id, player, player.seed)).pictures
-        assert np.array_equal(found[:-1], expected[:-1])
-        assert (found[-1] != expected[-1]).any()  # only ours has halos
+        policy = Trained(path, env_id, None)
+        assert policy.name == f"ppo_{head}"
+        found = record(start(policy, policy.seed), policy.act).frames
+        assert np.array_equal(found, expected)
     __main__.main(["--watch", env_id, "--policy", str(run), "--out", str(tmp_path / "x.gif")])
     assert (tmp_path / "x.gif").read_bytes().startswith(b"GIF")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(trained_run):
     """A run of AdaPool."""
-    pytest.importorskip("torch")
-    pytest.importorskip("tyro")
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
+    return trained_run("adapool", "--num-noise", "4", *SHORT)
 
 
 def test_several_learners_play_with_one_network(tmp_path):
@@ -194,12 +214,13 @@ def test_several_learners_play_with_one_network(tmp_path):
     pytest.importorskip("tyro")
     from noisy_envs.rendering.agent_policy import Trained
 
-    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--num-agents", "2", *SHORT)
-    player = Trained(run, CENTROID, 7)
-    show = Show(CENTROID, player, 1)
-    assert player.team == "all" and show.noise == 7
-    assert show._action.shape == (1, 2, 5) and len(show._weights) == 12
-    show.step()
+    _, run = train_tiny(load_agent("avgpool"), tmp_path, "--learners", "all", *SHORT, "num_agents=2")
+    policy = Trained(run, CENTROID, 7)
+    playback = start(policy, 1)
+    assert policy.learners == playback.learners == "all" and playback.noise == 7
+    actions, weights = policy.act(playback)
+    assert actions.shape == (2, 5) and len(weights) == 12
+    playback.step(actions)
 
 
 def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
@@ -207,35 +228,34 @@ def test_a_checkpoint_plays_at_other_noise_and_at_other_ids_of_its_game(run):
 
     other = "noisy_envs/SimpleCentroid-1v15v16-v0"
     for env_id, asked, expected in ((CENTROID, None, 4), (CENTROID, 9, 9), (other, None, 16), (other, 0, 0)):
-        player = Trained(run, env_id, asked)
-        show = Show(env_id, player, 0)
-        assert show.noise == expected
-        show.add_noise(8)
-        show.step()
-        assert player._agent.spec == show.episode.core.token_spec
-        assert show.noise == expected + 8 and len(show._weights) == show.episode.core.num_entities
+        policy = Trained(run, env_id, asked)
+        playback = start(policy)
+        assert playback.noise == expected
+        playback = add_noise(playback, 8)
+        playback.step(policy.act(playback)[0])
+        assert policy._agent.spec == playback.token_spec
+        assert playback.noise == expected + 8 and len(policy.act(playback)[1]) == playback.game.num_entities
 
 
 def test_more_or_less_noise_moves_nobody_else(run, screen):
     from noisy_envs.rendering.agent_policy import Trained
 
-    def reference(noise):
-        return Reference("oracle", CENTROID, noise, 1)
+    def baseline(noise):
+        return BaselinePolicy("oracle", CENTROID, noise, 1)
 
-    for player in (reference, partial(Trained, run, CENTROID)):
-        shows = [Show(CENTROID, player(noise), 1) for noise in (4, 28, 60)]
+    for policy in (baseline, partial(Trained, run, CENTROID)):
+        playbacks = [start(policy(noise), 1) for noise in (4, 28, 60)]
         for number in (0, 60, -20):
-            shows[0].add_noise(number)
-            assert all(np.array_equal(show.episode.state.mover, shows[2].episode.state.mover) for show in shows)
+            playbacks[0] = add_noise(playbacks[0], number)
+            assert all(np.array_equal(playback.state.mover, playbacks[2].state.mover) for playback in playbacks)
 
 
 def test_more_noise_starts_as_the_players_own():
-    player = Reference("oracle", CENTROID, None, 1)
-    player.options = {"num_noise": 28}  # as an agent has that learned so, see `Trained`
-    show = Show(CENTROID, player, 1)
-    mover = show.episode.state.mover.copy()
-    show.add_noise(-24)
-    assert show.noise == 4 and np.array_equal(show.episode.state.mover, mover)
+    policy = BaselinePolicy("oracle", CENTROID, None, 1)
+    policy.env_kwargs = {"num_noise": 28}  # as an agent has that learned so, see `Trained`
+    playback = start(policy, 1)
+    fewer = add_noise(playback, -24)
+    assert fewer.noise == 4 and np.array_equal(fewer.state.mover, playback.state.mover)
 
 
 def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
@@ -243,29 +263,33 @@ def test_a_checkpoint_that_learned_with_a_range_plays_at_any_noise(tmp_path):
     pytest.importorskip("tyro")
     from noisy_envs.rendering.agent_policy import Trained
 
-    _, run = train_tiny(load_agent("adapool"), tmp_path, "--options", "num_noise=(0, 28)", "max_steps=3")
-    assert Trained(run, CENTROID, None).options == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
-    assert Trained(run, CENTROID, 9).options == {"num_noise": 9, "max_steps": 3, "spread": 2.5}
+    _, run = train_tiny(load_agent("adapool"), tmp_path, "--env-kwargs", "num_noise=(0, 28)", "max_steps=3")
+    assert Trained(run, CENTROID, None).env_kwargs == {"num_noise": (0, 28), "max_steps": 3, "spread": 2.5}
+    assert Trained(run, CENTROID, 9).env_kwargs == {"num_noise": 9, "max_steps": 3, "spread": 2.5}
 
 
 def test_a_checkpoint_plays_the_episodes_of_its_evaluation_unless_a_seed_is_given(run, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(__main__, "film", lambda show: shown.append(show) or Film([], None))
+    monkeypatch.setattr(__main__, "record", lambda *words: shown.append(words[:2]) or Film([], None))
     monkeypatch.setattr(__main__, "write_video", lambda *_: None)
     for words in ([], ["--seed", "0"], ["--seed", "7"]):
         __main__.main(["--watch", CENTROID, "--policy", str(run), *words, "--out", str(tmp_path / "x.gif")])
-    assert [show.episode.seed for show in shown] == [derive_seed(1, "evaluate"), 0, 7]
+    assert [playback.seed for playback, _ in shown] == [derive_seed(1, "evaluate"), 0, 7]
 
 
-def moved_by(player, tokens):
+def moved_by(policy, tokens):
     """Return how much the best action moves with each token (1, N, D), by finite differences: (N,), 1 in all."""
-    torch, agent = player._file.torch, player._agent.double()
+    import torch
+
+    from noisy_envs.nn.distributions import Gaussian
+
+    agent = policy._agent.double()
 
     def best(numbers):
         with torch.no_grad():
             parameters = agent(torch.from_numpy(numbers))[0][0]
-        half = len(parameters) // 2
-        return (parameters[:half] if agent.continuous else parameters.log_softmax(-1)).numpy()
+        half, continuous = len(parameters) // 2, isinstance(agent.distribution, Gaussian)
+        return (parameters[:half] if continuous else parameters.log_softmax(-1)).numpy()
 
     squares = np.zeros(tokens.shape[1:])
     for token, feature in np.ndindex(len(squares), squares.shape[1] - 1):  # the last one is the role
@@ -282,26 +306,27 @@ def test_halos_may_be_what_moves_the_action(learned, request):
     from noisy_envs.rendering.agent_policy import Trained
 
     path = request.getfixturevalue(learned)
-    show = viewer.show_of(Trained(path, None, None, meaning="influence"), 3)
-    weighed = viewer.show_of(Trained(path, None, None), 3)
-    player, episode = show.player, show.episode
-    mine = episode.tokens[None] if learned == "balancing" else episode.core.observe(episode.state, show._agents)[0]
-    np.testing.assert_allclose(show._weights, moved_by(player, mine.astype(np.float64)), atol=1e-4)
-    assert show._weights.sum() == pytest.approx(1, abs=1e-5) and (show._weights >= 0).all()
-    np.testing.assert_array_equal(show._action, weighed._action)
-    assert (show.picture() != weighed.picture()).any()
+    policy, weighing = Trained(path, None, None, overlay="saliency"), Trained(path, None, None)
+    playback = start(policy, 3)
+    actions, weights = policy.act(playback)
+    np.testing.assert_allclose(weights, moved_by(policy, playback.tokens[:1].astype(np.float64)), atol=1e-4)
+    assert weights.sum() == pytest.approx(1, abs=1e-5) and (weights >= 0).all()
+    others_actions, attention = weighing.act(playback)
+    np.testing.assert_array_equal(actions, others_actions)
+    assert (playback.render(weights, "saliency") != playback.render(attention)).any()
 
 
 def test_a_film_tells_how_much_of_the_halos_is_on_signal(run, tmp_path, capsys, monkeypatch):
-    given = [([9, 0, 2, 2, 4, 1, 1, 1], "weight", "60.0%"), ([0, 3, 0, 0, 0, 0, 0, 0], "influence", "0.0%")]
-    for weights, halos, told in given:
+    given = [([9, 0, 2, 2, 4, 1, 1, 1], "attention", "60.0%"), ([0, 3, 0, 0, 0, 0, 0, 0], "saliency", "0.0%")]
+    for weights, overlay, told in given:
         decided = np.zeros((1, 5), np.float32), np.float32(weights)
-        monkeypatch.setattr("noisy_envs.rendering.agent_policy.Trained._decide", lambda *_, decided=decided: decided)
-        __main__.main(["--policy", str(run), "--halos", halos, "--out", str(tmp_path / f"{halos}.gif")])
-        assert capsys.readouterr().out.endswith(f" in 3 steps; signal has {told} of the {halos}\n")
-    assert viewer.film(Show(CENTROID, Reference("random", CENTROID, None, 0), 0)).signal_share is None
-    told = refused(["--watch", CENTROID, "--halos", "influence", "--out", tmp_path / "y.gif"])
-    assert told == "error: halos='influence': are of a trained agent, --policy RUN, and 'oracle' has none"
+        monkeypatch.setattr("noisy_envs.rendering.agent_policy.Trained.act", lambda *_, decided=decided: decided)
+        __main__.main(["--policy", str(run), "--overlay", overlay, "--out", str(tmp_path / f"{overlay}.gif")])
+        assert capsys.readouterr().out.endswith(f" in 3 steps; signal has {told} of the {overlay}\n")
+    baseline = BaselinePolicy("random", CENTROID, None, 0)
+    assert record(start(baseline), baseline.act).signal_share is None
+    told = refused(["--watch", CENTROID, "--overlay", "saliency", "--out", tmp_path / "y.gif"])
+    assert told == "error: overlay='saliency': expected a trained agent, --policy RUN; 'oracle' has no weights"
 
 
 def test_another_folder_of_agents_may_be_named(run, tmp_path):
@@ -309,9 +334,10 @@ def test_another_folder_of_agents_may_be_named(run, tmp_path):
 
     source = (ROOT / "agents" / "ppo_adapool.py").read_text()
     (tmp_path / "ppo_adapool.py").write_text(source + "\nMINE = True\n")
-    assert Trained(run, CENTROID, None, tmp_path)._file.MINE
+    Trained(run, CENTROID, None, tmp_path)
+    assert sys.modules["ppo_adapool"].MINE
     told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif", "--agents-dir", tmp_path / "no"])
-    assert f"no {tmp_path / 'no' / 'ppo_adapool.py'}, which plays checkpoints of the head AdaPool" in told
+    assert f"no {tmp_path / 'no' / 'ppo_adapool.py'}, which wrote the checkpoint" in told
     assert "--agents-dir" in told
 
 
@@ -331,13 +357,13 @@ class Evil:
         ("missing", "no checkpoint at "),
         ("text", "is no checkpoint of an agent, or damaged"),
         ("code", "is no checkpoint of an agent, or damaged"),
-        ("a tensor", "it names no pooling head"),
-        ("no head", "it names no pooling head"),
-        ("a path as head", "it names no pooling head"),
-        ("an unknown head", "ppo_otherpool.py, which plays checkpoints of the head OtherPool"),
-        ("another version", "is of another version of this file"),
-        ("another head", "another network than these settings make"),
-        ("another game", f"learned another game than {CENTROID}, {TAG}"),
+        ("a tensor", "it names no agent"),
+        ("no file", "it names no agent"),
+        ("a path as file", "it names no agent"),
+        ("an unknown file", "ppo_otherpool.py, which wrote the checkpoint"),
+        ("another version", "was written by another version of this agent"),
+        ("another file", "another network than these settings define"),
+        ("another game", f"trained on another game than {CENTROID}, {TAG}"),
     ],
 )
 def test_a_file_that_is_no_such_checkpoint_is_refused(run, how, told, tmp_path):
@@ -345,11 +371,11 @@ def test_a_file_that_is_no_such_checkpoint_is_refused(run, how, told, tmp_path):
     content, path = torch.load(run / "checkpoint.pt"), tmp_path / "checkpoint.pt"
     made = {
         "a tensor": torch.zeros(2),
-        "no head": {name: value for name, value in content.items() if name != "head"},
-        "a path as head": {**content, "head": "../../adapool"},
-        "an unknown head": {**content, "head": "OtherPool"},
+        "no file": {name: value for name, value in content.items() if name != "file"},
+        "a path as file": {**content, "file": "../../ppo_adapool"},
+        "an unknown file": {**content, "file": "ppo_otherpool"},
         "another version": {**content, "args": {**content["args"], "old": 1}},
-        "another head": {**content, "head": "AvgPool"},
+        "another file": {**content, "file": "ppo_avgpool"},
         "another game": {**content, "args": {**content["args"], "env_id": TAG}},
     }
     if how in made:
@@ -359,14 +385,15 @@ def test_a_file_that_is_no_such_checkpoint_is_refused(run, how, told, tmp_path):
     elif how == "code":
         path.write_bytes(pickle.dumps(Evil(tmp_path / "evil")))
     message = refused(["--watch", CENTROID, "--policy", tmp_path, "--out", tmp_path / "x.gif"])
-    assert told in message and str(tmp_path if how != "an unknown head" else "ppo_otherpool") in message
+    assert told in message and str(tmp_path if how != "an unknown file" else "ppo_otherpool") in message
     assert not (tmp_path / "evil").exists() and not (tmp_path / "x.gif").exists()
 
 
 def test_a_checkpoint_without_the_agents_packages_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "noisy_envs.training.run")  # which the agent's file imports
     monkeypatch.setitem(sys.modules, "tqdm", None)
     told = refused(["--watch", CENTROID, "--policy", run, "--out", tmp_path / "x.gif"])
-    assert "agents need more packages" in told and "[agents]" in told
+    assert "agents require more packages" in told and "[agents]" in told
 
 
 # Environments of others
@@ -375,11 +402,10 @@ CARTPOLE = "CartPole-v1"
 
 
 @pytest.fixture(scope="module")
-def balancing(tmp_path_factory):
+def balancing(trained_run):
     """A run of AdaPool on CartPole."""
-    pytest.importorskip("tyro")
     words = ["--env-id", CARTPOLE, "--num-noise", "4"]
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("cartpole"), *words)[1]
+    return trained_run("adapool", *words)
 
 
 def test_an_environment_of_others_is_watched_at_random(tmp_path):
@@ -395,37 +421,33 @@ def test_an_environment_of_others_is_watched_at_random(tmp_path):
 def test_a_checkpoint_of_others_plays_as_in_the_film_of_its_own_file(balancing, tmp_path, capsys):
     from noisy_envs.rendering.agent_policy import Trained
 
-    ppo = load_agent("adapool")
-    args = ppo.load_args(balancing)
-    agent = ppo.plain_agent(args, ppo.make_envs(args, 1, "evaluate")[0])
-    ppo.load_weights(agent, balancing, ppo.load_checkpoint(balancing / "checkpoint.pt"))
-    expected = ppo.film(agent, args)
-    player = Trained(balancing, None, None)
-    found = film(ForeignShow(CARTPOLE, player, player.seed)).pictures
-    assert player.env_id == CARTPOLE and player.options == {"num_noise": 4}
-    assert np.array_equal(found[:-1], expected[:-1]) and (found[-1] != expected[-1]).any()  # only ours has bars
+    expected = filmed(load_agent("adapool"), balancing)
+    policy = Trained(balancing, None, None)
+    found = record(start(policy, policy.seed), policy.act).frames
+    assert policy.env_id == CARTPOLE and policy.env_kwargs == {"num_noise": 4}
+    assert np.array_equal(found, expected)
     __main__.main(["--policy", str(balancing.parent), "--num-noise", "9", "--out", str(tmp_path / "x.gif")])
     assert "x.gif: return " in capsys.readouterr().out
     told = refused(["--watch", "Acrobot-v1", "--policy", balancing, "--out", tmp_path / "y.gif"])
-    assert told.endswith("learned another game than Acrobot-v1, CartPole-v1")
+    assert told.endswith("trained on another game than Acrobot-v1, CartPole-v1")
 
 
 def test_keys_work_in_environments_of_others_too(screen, balancing):
     from noisy_envs.rendering.agent_policy import Trained
 
-    show = ForeignShow(CARTPOLE, Trained(balancing, None, None), 0)
-    seen, windows = look(Viewer(show), {1: ["r"], 3: ["+"], 5: ["-"], 6: ["q"]})
+    policy = Trained(balancing, None, None)
+    seen, windows = look(Viewer(policy, start(policy)), {1: ["r"], 3: ["+"], 5: ["-"], 6: ["q"]})
     assert seen == [(0, 0, 4, False), (0, 1, 4, False), (1, 0, 4, False), (1, 1, 4, False), (1, 0, 8, False),
                     (1, 1, 8, False), (1, 0, 4, False)]  # fmt: skip
     assert len(windows) == 1
 
 
 def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
-    monkeypatch.setattr(ForeignShow, "picture", lambda show: np.zeros((40, 60, 3), np.uint8))
-    viewer = Viewer(ForeignShow(CARTPOLE, Reference("random", CARTPOLE, None, 0), 0))
-    canvas = viewer._paint()
-    assert canvas.get_size() == viewer.window.size == (600, 40 + viewer.PANEL)
-    assert canvas.get_at((300, 20))[:3] == (0, 0, 0) and canvas.get_at((200, 20))[:3] == viewer.PAPER
+    monkeypatch.setattr(Viewer, "picture", lambda _: np.zeros((40, 60, 3), np.uint8))
+    shown = watching(CARTPOLE, "random")
+    canvas = shown._paint()
+    assert canvas.get_size() == shown.window.size == (600, 40 + PANEL)
+    assert canvas.get_at((300, 20))[:3] == (0, 0, 0) and canvas.get_at((200, 20))[:3] == PAPER
 
 
 # Words that cannot be
@@ -442,27 +464,27 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
         (["chess"], "watch='chess': Environment `chess` doesn't exist; must be one that"),
         (["no_module:Chess-v0"], "watch='no_module:Chess-v0': No module named 'no_module'; the folder that holds it"),
-        (["CartPole-v1", "--policy", "oracle"], "policy='oracle': must be one of random, or the folder or checkpoint"),
+        (["CartPole-v1", "--policy", "oracle"], "policy='oracle': expected one of random, or the folder or checkpoint"),
         (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
-        (["Odd-v0"], "watch='Odd-v0': it cannot be drawn as an image"),
-        ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? must be one of random, still, "),
-        ([BOX, "--policy", "still"], "policy='still': must be one of random, oracle, or the folder or checkpoint"),
+        (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),
+        ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? expected one of random, still, "),
+        ([BOX, "--policy", "still"], "policy='still': expected one of random, oracle, or the folder or checkpoint"),
         (
             [BOX, "--num-noise", "4"],
             f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others",
         ),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
-        ([CENTROID, "--out", "x.avi"], "must end in .gif or .mp4, got x.avi"),
-        ([CENTROID, "--out", "x"], "must end in .gif or .mp4, got x"),
+        ([CENTROID, "--out", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
+        ([CENTROID, "--out", "x"], "x: expected a file name that ends in .gif or .mp4"),
         ([CENTROID, "--out", "taken.gif"], "taken.gif exists"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(__main__, "film", lambda _: pytest.fail("an episode was played first"))
+    monkeypatch.setattr(__main__, "record", lambda *_: pytest.fail("an episode was played first"))
     monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
-    monkeypatch.setattr(gymnasium_envs.Game, "draws", property(lambda game: game.env_id != "Odd-v0"))
+    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "can_render", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
@@ -477,15 +499,15 @@ def test_wrong_words_end_with_the_usage(words, capsys):
 
 def test_other_options_are_nothing_without_an_id(capsys):
     assert refused(["--seed", "3"], code=2)
-    assert "--seed needs --watch ID or --policy RUN" in capsys.readouterr().err
+    assert "--seed requires --watch ID or --policy RUN" in capsys.readouterr().err
     assert refused(["--policy", "random"]) == (
-        "error: policy='random': must be the folder or checkpoint of a run, and there is no such file"
+        "error: policy='random': expected the folder or checkpoint of a run, but there is no such file"
     )
 
 
 def test_a_missing_run_is_told_before_a_missing_display(monkeypatch):
     monkeypatch.setattr(__main__, "has_display", lambda: False)
-    assert "policy='foo': must be one of" in refused(["--watch", TAG, "--policy", "foo"])
+    assert "policy='foo': expected one of" in refused(["--watch", TAG, "--policy", "foo"])
     assert "there is no display" in refused(["--watch", TAG])
 
 
@@ -494,7 +516,7 @@ def test_without_a_display_a_film_is_proposed(display):
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "WAYLAND_DISPLAY")}
     words = [sys.executable, "-m", "noisy_envs", "--watch", BOX]
     ran = subprocess.run(words, check=False, cwd=ROOT, env=env | {"DISPLAY": display}, timeout=60, **PIPES)
-    message = b"error: there is no display for a window: write a film instead, --out FILE.gif or FILE.mp4\n"
+    message = b"error: there is no display for a window: write a video with --out FILE.gif or --out FILE.mp4\n"
     assert ran.returncode == 1 and ran.stderr.endswith(message)
     if not display:
         assert ran.stderr == message
@@ -518,7 +540,7 @@ def look(viewer, script):
     import pygame
 
     viewer.window.fps = 1000
-    seen, windows, show, plain = [], set(), viewer._show, viewer.window.show
+    seen, windows, plain = [], set(), viewer.window.show
 
     def shown(picture):
         plain(picture)
@@ -528,7 +550,8 @@ def look(viewer, script):
                 pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.key.key_code(event)))
             else:
                 pygame.event.post(pygame.event.Event(event, window=viewer.window.opened[0]))
-        seen.append((show.episode.number, show.episode.clock, show.noise, viewer.paused))
+        playback = viewer.playback
+        seen.append((playback.episode, playback.clock, playback.noise, viewer.paused))
         windows.add(viewer.window.opened[0])
 
     viewer.window.show = shown
@@ -537,52 +560,54 @@ def look(viewer, script):
     return seen, windows
 
 
-def show_of(env_id, seed=0):
-    return Show(env_id, Reference("oracle", env_id, None, seed), seed)
+def watching(env_id, name="oracle"):
+    """Return a viewer of a baseline policy."""
+    policy = BaselinePolicy(name, env_id, None, 0)
+    return Viewer(policy, start(policy))
 
 
 @pytest.mark.parametrize("key", ["q", "escape"])
 def test_the_world_goes_on_by_itself_until_a_key_ends_it(screen, key):
-    assert look(Viewer(show_of(TAG)), {3: [key]})[0] == [(0, step, 4, False) for step in range(4)]
+    assert look(watching(TAG), {3: [key]})[0] == [(0, step, 4, False) for step in range(4)]
 
 
 def test_keys_pause_go_on_and_step(screen):
-    seen, _ = look(Viewer(show_of(TAG)), {1: ["space"], 4: ["s"], 5: ["s"], 7: ["space"], 10: ["q"]})
+    seen, _ = look(watching(TAG), {1: ["space"], 4: ["s"], 5: ["s"], 7: ["space"], 10: ["q"]})
     assert [step for _, step, _, _ in seen] == [0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 5]
     assert [paused for *_, paused in seen] == [False] * 2 + [True] * 6 + [False] * 3
 
 
 def test_a_step_pauses(screen):
-    seen, _ = look(Viewer(show_of(TAG)), {2: ["s"], 5: ["q"]})
+    seen, _ = look(watching(TAG), {2: ["s"], 5: ["q"]})
     assert seen[2:] == [(0, 2, 4, False)] + [(0, 3, 4, True)] * 3
 
 
 def test_a_key_begins_the_next_episode(screen):
-    seen, _ = look(Viewer(show_of(BOX)), {2: ["r"], 4: ["r"], 5: ["q"]})
+    seen, _ = look(watching(BOX), {2: ["r"], 4: ["r"], 5: ["q"]})
     assert [(number, step) for number, step, _, _ in seen] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
 
 
 @pytest.mark.parametrize("env_id", [CENTROID, TAG])
 def test_keys_change_the_noise_of_the_same_episode_in_the_same_window(screen, env_id):
     script = {1: ["r"], 3: ["+"], 5: ["-"], 6: ["-", "-", "-"], 7: ["="], 9: ["q"]}
-    seen, windows = look(Viewer(show_of(env_id)), script)
+    seen, windows = look(watching(env_id), script)
     assert [noise for _, _, noise, _ in seen] == [4, 4, 4, 4, 8, 8, 4, 0, 4, 4] and NOISE_STEP == 4
     assert [(number, step) for number, step, _, _ in seen[4:8]] == [(1, 0), (1, 1), (1, 0), (1, 0)]
     assert len(windows) == 1
 
 
 def test_without_noise_its_keys_do_nothing_and_are_not_named(screen):
-    viewer = Viewer(show_of(BOX))
+    viewer = watching(BOX)
     seen, _ = look(viewer, {1: ["+"], 3: ["q"]})
-    assert {noise for _, _, noise, _ in seen} == {None} and "noise" not in "".join(viewer.words())
-    assert "+/-: noise" in Viewer(show_of(TAG)).words()[1]
+    assert {noise for _, _, noise, _ in seen} == {None} and "noise" not in "".join(viewer.captions())
+    assert "+/-: noise" in watching(TAG).captions()[1]
 
 
 @pytest.mark.parametrize("event", ["WINDOWCLOSE", "QUIT"])
 def test_closing_the_window_ends_the_program(screen, event, monkeypatch):
     import pygame
 
-    seen, _ = look(Viewer(show_of(TAG)), {2: [getattr(pygame, event)]})
+    seen, _ = look(watching(TAG), {2: [getattr(pygame, event)]})
     assert len(seen) == 3
 
 
@@ -592,14 +617,15 @@ def test_closing_the_window_before_the_next_picture_is_due_ends_the_program_too(
     asked = []
 
     class Closed(Viewer):
-        def words(self):
+        def captions(self):
             asked.append(self.window.opened)
             assert len(asked) < 9, "nobody heard it"
             if asked[-1] is not None:
                 pygame.event.post(pygame.event.Event(pygame.WINDOWCLOSE, window=asked[-1][0]))
-            return super().words()
+            return super().captions()
 
-    viewer = Closed(show_of(TAG))
+    policy = BaselinePolicy("oracle", TAG, None, 0)
+    viewer = Closed(policy, start(policy))
     viewer.run()
     assert len(asked) == 2 and viewer.window.opened is None
 
@@ -608,11 +634,11 @@ def test_ctrl_c_closes_the_window_and_ends_quietly(screen, monkeypatch):
     opened = []
 
     class Interrupted(Viewer):
-        def words(self):
+        def captions(self):
             opened.append(self.window)
             if len(opened) == 3:
                 raise KeyboardInterrupt
-            return super().words()
+            return super().captions()
 
     monkeypatch.setattr(__main__, "Viewer", Interrupted)
     assert refused(["--watch", TAG], code=130)
@@ -620,21 +646,21 @@ def test_ctrl_c_closes_the_window_and_ends_quietly(screen, monkeypatch):
 
 
 def test_the_end_of_an_episode_stays_for_a_second_and_then_the_next_begins(screen, short):
-    seen, _ = look(Viewer(show_of(CENTROID)), {20: ["q"]})
+    seen, _ = look(watching(CENTROID), {20: ["q"]})
     assert [step for _, step, _, _ in seen[:17]] == [0, 1, 2, 3, 4, *[5] * RENDER_FPS, 0, 1]
     assert seen[15][0] == 1
 
 
 def test_sizes_that_change_from_episode_to_episode_keep_the_window(screen, monkeypatch):
     monkeypatch.setitem(ENVIRONMENTS, BOX, ("box_world", {"size": (5, 9), "num_distractors": (0, 1)}))
-    show = show_of(BOX)
-    sizes, sized = set(), Viewer(show).window.size
+    viewer = watching(BOX)
+    sizes = set()
     for _ in range(8):
-        show.restart()
-        sizes.add(int(show.episode.state.level[0]))
-        assert (show.picture().shape[1], show.picture().shape[0] + viewer.PANEL) == sized
+        viewer._next_episode()
+        sizes.add(int(viewer.playback.state.level[0]))
+        assert (viewer.picture().shape[1], viewer.picture().shape[0] + PANEL) == viewer.window.size
     assert len(sizes) > 1
-    _, windows = look(Viewer(show), {1: ["r"], 2: ["r"], 3: ["r"], 4: ["q"]})
+    _, windows = look(viewer, {1: ["r"], 2: ["r"], 3: ["r"], 4: ["q"]})
     assert len(windows) == 1
 
 
@@ -642,53 +668,50 @@ def test_sizes_that_change_from_episode_to_episode_keep_the_window(screen, monke
 def test_the_window_shows_the_picture_and_below_it_words_that_fit(screen, env_id):
     import pygame
 
-    viewer = Viewer(show_of(env_id))
-    viewer._show.player.name, viewer.paused = "ClsToken", True
-    told, keys = viewer.words()
+    viewer = watching(env_id)
+    viewer._policy.name, viewer.paused = "ClsToken", True
+    told, keys = viewer.captions()
     assert told.startswith(env_id.removeprefix("noisy_envs/")) and told.endswith("paused") and "q: quit" in keys
     viewer.window.show(viewer._paint())
     shown = pygame.surfarray.array3d(viewer.window.opened[0].get_surface()).swapaxes(0, 1)
     viewer.window.close()
-    np.testing.assert_array_equal(shown[:600], viewer._show.picture())
+    np.testing.assert_array_equal(shown[:600], viewer.picture())
     panel = shown[600:]
-    assert len(panel) == viewer.PANEL
+    assert len(panel) == PANEL
     for line in np.split(panel, 2):
         written = np.nonzero((line.max(axis=2) < 100).any(axis=0))[0]
-        assert viewer.MARGIN <= written.min() <= viewer.MARGIN + 3 and written.max() < 600 - viewer.MARGIN
+        assert MARGIN <= written.min() <= MARGIN + 3 and written.max() < 600 - MARGIN
         assert (line[[0, -1]].min(axis=2) > 200).all()  # no letter is cut
 
 
 def test_the_window_keeps_the_pace_of_the_game(screen):
-    viewer = Viewer(show_of(TAG))
+    viewer = watching(TAG)
     assert viewer.window.fps == RENDER_FPS == 10
 
 
 def test_a_checkpoint_shows_its_weights_in_the_window(screen, run):
     from noisy_envs.rendering.agent_policy import Trained
 
-    viewer = Viewer(Show(CENTROID, Trained(run, CENTROID, None), 0))
-    plain = Viewer(Show(CENTROID, dataclasses.replace(Plain(), options=viewer._show.player.options), 0))
-    assert (viewer._show.picture() != plain._show.picture()).any()
+    policy = Trained(run, CENTROID, None)
+    viewer, plain = Viewer(policy, start(policy)), Viewer(Resting(), start(policy))
+    assert (viewer.picture() != plain.picture()).any()
     seen, windows = look(viewer, {2: ["+"], 6: ["q"]})
-    assert seen[3][2] == 8 and len(windows) == 1 and viewer.words()[0].startswith("SimpleCentroid-v0     AdaPool")
+    assert (
+        seen[3][2] == 8 and len(windows) == 1 and viewer.captions()[0].startswith("SimpleCentroid-v0     ppo_adapool")
+    )
 
 
-@dataclasses.dataclass
-class Plain:
+class Resting:
     """Rests, and weighs nothing."""
 
-    name: str = "rests"
-    team: str = "first"
-    meaning: str = "weight"
-    options: dict = dataclasses.field(default_factory=dict)
-    seed: int = 0
+    name, overlay = "rests", "attention"
 
-    def act(self, core, state, agents):
-        return np.zeros((1, 1, 5), np.float32), None
+    def act(self, playback):
+        return np.zeros((1, 5), np.float32), None
 
 
 def test_a_film_needs_no_window(short, tmp_path, monkeypatch):
-    monkeypatch.setattr(viewer.Window, "show", lambda *_: pytest.fail("a window was opened"))
+    monkeypatch.setattr(Window, "show", lambda *_: pytest.fail("a window was opened"))
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setattr(video, "write_gif", lambda path, frames, fps: path.write_bytes(b"GIF"))
     __main__.main(["--watch", TAG, "--out", str(tmp_path / "x.gif")])

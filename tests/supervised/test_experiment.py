@@ -22,18 +22,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
+from noisy_envs.training import sweep
 from noisy_envs.training.files import lock_folder
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
-training = load_supervised("training")
+experiment, trainer = load_supervised("experiment"), load_supervised("trainer")
 network = load_supervised("network")
 aggregation = load_supervised("aggregation")
 synthetic = load_supervised("synthetic")
 
-CELL = training.Cell("max", "adapool", 1, 2)
+JOB = experiment.Job("max", "adapool", 1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -94,16 +95,16 @@ def settings(out, **other):
         "epochs": 4,
         "batch_size": 9,
         "learning_rate": 0.1,
-        **dict.fromkeys(("layers", "width", "heads", "feedforward"), 1),
+        **dict.fromkeys(("num_layers", "embed_dim", "num_heads", "feedforward_dim"), 1),
     }
-    lists = {"pools": ("adapool",), "seeds": (1,), "folds": (2,)}
-    return training.Args(out=out, **{**own, **lists, **other})
+    lists = {"pooling": ("adapool",), "seeds": (1,), "folds": (2,)}
+    return experiment.Args(out=out, **{**own, **lists, **other})
 
 
 def small(out, **other):
     """Settings of a real task of 60 sets with dropout, and a folder of data beside OUT."""
-    own = {"num_sets": 60, "num_vectors": 4, "num_features": 8, "width": 8, "feedforward": 8, "dropout": 0.2}
-    lists = {"pools": ("adapool",), "seeds": (1,), "folds": (2,), "targets": ("max",)}
+    own = {"num_sets": 60, "num_vectors": 4, "num_features": 8, "embed_dim": 8, "feedforward_dim": 8, "dropout": 0.2}
+    lists = {"pooling": ("adapool",), "seeds": (1,), "folds": (2,), "targets": ("max",)}
     rest = {"epochs": 4, "batch_size": 10, "learning_rate": 0.01, "jobs": 1, "data_dir": out.parent / "data"}
     return aggregation.Args(out=out, **{**own, **lists, **rest, **other})
 
@@ -112,9 +113,9 @@ def weights_of(folder, key="network"):
     return torch.load(folder / "checkpoint.pt", weights_only=True)[key]
 
 
-def assert_same_run(one, other, cell=CELL):
-    """Demand the same weights, optimizer, metrics and results of a cell in two folders, to the bit."""
-    one, other = cell.folder(one), cell.folder(other)
+def assert_same_run(one, other, job=JOB):
+    """Demand the same weights, optimizer, metrics and results of a job in two folders, to the bit."""
+    one, other = job.folder(one), job.folder(other)
     for key in ("network", "best"):
         a, b = weights_of(one, key), weights_of(other, key)
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
@@ -141,7 +142,7 @@ def metrics(folder):
 def test_five_contiguous_folds_of_what_is_not_for_testing(samples, tests):
     task = Fake()
     task.num_samples, task.num_test = samples, tests
-    parts = [training.split(task, fold) for fold in range(1, 6)]
+    parts = [trainer.split(task, fold) for fold in range(1, 6)]
     learned = samples - tests
     for part in parts:
         assert part.test.tolist() == list(range(learned, samples))
@@ -156,14 +157,15 @@ def test_five_contiguous_folds_of_what_is_not_for_testing(samples, tests):
 def test_too_few_samples_are_refused(samples, tests):
     task = Fake()
     task.num_samples, task.num_test = samples, tests
-    with pytest.raises(ValueError, match=rf"{samples - tests} samples .* {tests} to test: must be at least 5 and 1"):
-        training.split(task, 1)
+    with pytest.raises(
+        ValueError, match=rf"{samples - tests} samples .* {tests} for testing: expected at least 5 and 1"
+    ):
+        trainer.split(task, 1)
 
 
 def test_the_test_set_is_read_once_at_the_end(tmp_path):
-    """C69."""
     task = Fake()
-    training.train(task, CELL, settings(tmp_path))
+    experiment.train(task, JOB, settings(tmp_path))
     validation, test = list(range(8, 16)), list(range(40, 50))
     *before, last = task.log
     assert last == (False, test)
@@ -184,22 +186,22 @@ def test_the_test_set_is_read_once_at_the_end(tmp_path):
 def test_the_best_validation_epoch_is_tested(tmp_path, course, best):
     """The first of several that are as good."""
     task = Fake(course)
-    found = training.train(task, CELL, settings(tmp_path))
+    found = experiment.train(task, JOB, settings(tmp_path))
     *looked, tested = task.weights
     assert tested == looked[best - 1] and len(set(looked)) == 4
     assert (found["best_epoch"], found["validation_error"]) == (best, course[best - 1])
     assert found["test_error"] == pytest.approx((task.inputs[40:] * (3 - tested)).square().mean().item())
-    assert [float(row["validation_error"]) for row in metrics(CELL.folder(tmp_path))] == list(course)
-    assert weights_of(CELL.folder(tmp_path))["weight"].item() == looked[-1]
+    assert [float(row["validation_error"]) for row in metrics(JOB.folder(tmp_path))] == list(course)
+    assert weights_of(JOB.folder(tmp_path))["weight"].item() == looked[-1]
 
 
 def test_errors_and_losses_are_means_over_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "EVALUATED", 3)
+    monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", 3)
     task = Fake()
-    found = training.train(task, CELL, settings(tmp_path, epochs=1, learning_rate=1e-9))
-    (row,) = metrics(CELL.folder(tmp_path))
+    found = experiment.train(task, JOB, settings(tmp_path, epochs=1, learning_rate=1e-9))
+    (row,) = metrics(JOB.folder(tmp_path))
     squares = (2.5 * task.inputs).square()[:, 0]
-    parts = training.split(task, 2)
+    parts = trainer.split(task, 2)
     assert float(row["train_loss"]) == pytest.approx(squares[parts.train].mean().item(), rel=1e-5)
     assert float(row["validation_error"]) == pytest.approx(squares[parts.validation].mean().item(), rel=1e-5)
     assert found["test_error"] == pytest.approx(squares[parts.test].mean().item(), rel=1e-5)
@@ -212,7 +214,7 @@ def test_each_epoch_and_seed_has_chance_of_its_own(tmp_path):
     task, found = Fake(), []
     task.draw = lambda index, chance: found.append(chance) or index[:, None]
     for seed in (1, 2):
-        training.train(task, CELL._replace(seed=seed), settings(tmp_path))
+        experiment.train(task, JOB._replace(seed=seed), settings(tmp_path))
     assert len(set(found)) == len(found) == 8
 
 
@@ -223,27 +225,27 @@ def stop(folder, at):
     """Train until a batch, and return the settings and the checkpoint's path."""
     args = settings(folder)
     with pytest.raises(KeyboardInterrupt):
-        training.train(Fake(stop_at=at), CELL, args)
-    return args, CELL.folder(args.out) / "checkpoint.pt"
+        experiment.train(Fake(stop_at=at), JOB, args)
+    return args, JOB.folder(args.out) / "checkpoint.pt"
 
 
 @pytest.mark.parametrize("stop_at", [0, 2, 4, 5, 7, 12, 20])
 def test_a_stopped_run_goes_on_exactly(tmp_path, stop_at):
     """Stopped in the first, second and third epoch, in training and validation, and before the test."""
-    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    experiment.train(Fake(), JOB, settings(tmp_path / "whole"))
     stop(tmp_path / "stopped", stop_at)
-    assert not (CELL.folder(tmp_path / "stopped") / "summary.json").exists()
+    assert not (JOB.folder(tmp_path / "stopped") / "summary.json").exists()
     again = Fake()
-    training.train(again, CELL, settings(tmp_path / "stopped"))
+    experiment.train(again, JOB, settings(tmp_path / "stopped"))
     assert len(again.log) == 5 * (4 - stop_at // 5) + 1  # no epoch that was done before
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("pool", network.HEADS)
+@pytest.mark.parametrize("pool", network.POOLING)
 def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool):
-    cell = CELL._replace(pool=pool)
-    args = [small(tmp_path / name, pools=(pool,)) for name in ("whole", "stopped")]
-    training.train(aggregation.make_task(args[0], "max"), cell, args[0])
+    job = JOB._replace(pooling=pool)
+    args = [small(tmp_path / name, pooling=(pool,)) for name in ("whole", "stopped")]
+    experiment.train(aggregation.make_task(args[0], "max"), job, args[0])
     task = aggregation.make_task(args[1], "max")
     batch, count = task.batch, iter(range(100))
 
@@ -254,21 +256,21 @@ def test_a_stopped_run_with_dropout_goes_on_exactly(tmp_path, monkeypatch, pool)
 
     monkeypatch.setattr(task, "batch", stop)
     with pytest.raises(KeyboardInterrupt):
-        training.train(task, cell, args[1])
-    assert len(metrics(cell.folder(tmp_path / "stopped"))) == 1
+        experiment.train(task, job, args[1])
+    assert len(metrics(job.folder(tmp_path / "stopped"))) == 1
     torch.rand(3)
-    training.train(aggregation.make_task(args[1], "max"), cell, args[1])
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped", cell)
+    experiment.train(aggregation.make_task(args[1], "max"), job, args[1])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", job)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.slow
 def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
-    """They differ by rounding; heads of width 2 take the way of our own attention, which is made wrong at last."""
+    """They differ by rounding; heads of size 2 use this package's attention, which the last run makes wrong."""
 
-    def error(name, **words):
-        args = small(tmp_path / name, heads=4, layers=1, dropout=0.0, init_std=0.5, **words)
-        return training.train(aggregation.make_task(args, "max"), CELL, args)["test_error"]
+    def error(name, **other):
+        args = small(tmp_path / name, num_heads=4, num_layers=1, dropout=0.0, init_std=0.5, **other)
+        return experiment.train(aggregation.make_task(args, "max"), JOB, args)["test_error"]
 
     usual, compiled = error("usual"), error("compiled", compile=True)
     assert compiled == pytest.approx(usual, rel=1e-4)
@@ -278,10 +280,11 @@ def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_experiment_runs_in_any_thread(jobs, tmp_path):
+def test_an_experiment_runs_in_any_thread(jobs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(experiment.__file__).parent)  # for the processes
     args = small(tmp_path / "out", jobs=jobs, seeds=(1, 2), epochs=1)
     found = []
-    thread = threading.Thread(target=lambda: found.append(training.run_all(args, ["max"], aggregation.make_task)))
+    thread = threading.Thread(target=lambda: found.append(experiment.run_all(args, ["max"], aggregation.make_task)))
     thread.start()
     thread.join()
     assert len(found[0]) == 2
@@ -291,13 +294,13 @@ def test_dropout_acts(tmp_path):
     """Or the test before would show nothing of it."""
     for dropout, name in ((0.0, "none"), (0.2, "some")):
         args = small(tmp_path / name, dropout=dropout)
-        training.train(aggregation.make_task(args, "max"), CELL, args)
+        experiment.train(aggregation.make_task(args, "max"), JOB, args)
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "none", tmp_path / "some")
 
 
 def test_seeds_and_folds_start_each_from_weights_of_their_own(tmp_path):
-    """And all pools of one seed and fold from the same."""
+    """And all pooling heads of one seed and fold from the same."""
     asked = {}
 
     class Noting(Fake):
@@ -305,47 +308,49 @@ def test_seeds_and_folds_start_each_from_weights_of_their_own(tmp_path):
             asked.setdefault(seed, []).append(pool)
             return super().network(pool, seed)
 
-    args = settings(tmp_path, pools=("a", "b"), seeds=(1, 2), folds=(1, 2), epochs=1)
-    training.run_all(args, ["max"], lambda args, column: Noting())
+    args = settings(tmp_path, pooling=("a", "b"), seeds=(1, 2), folds=(1, 2), epochs=1)
+    experiment.run_all(args, ["max"], lambda args, column: Noting())
     assert list(asked.values()) == [["a", "b"]] * 4
 
 
 def test_the_same_seed_gives_the_same_and_others_differ(tmp_path):
     for name in ("one", "two"):
         args = small(tmp_path / name, seeds=(1, 2), folds=(2, 3))
-        training.run_all(args, ["max"], aggregation.make_task)
+        experiment.run_all(args, ["max"], aggregation.make_task)
         torch.rand(1)
-    cells = [CELL._replace(seed=seed, fold=fold) for seed in (1, 2) for fold in (2, 3)]
-    for cell in cells:
-        assert_same_run(tmp_path / "one", tmp_path / "two", cell)
-    firsts = {weights_of(cell.folder(tmp_path / "one"))["blocks.0.ff.weight"][0, 0].item() for cell in cells}
+    jobs = [JOB._replace(seed=seed, fold=fold) for seed in (1, 2) for fold in (2, 3)]
+    for job in jobs:
+        assert_same_run(tmp_path / "one", tmp_path / "two", job)
+    firsts = {
+        weights_of(job.folder(tmp_path / "one"))["encoder.layers.0.feedforward.0.weight"][0, 0].item() for job in jobs
+    }
     assert len(firsts) == 4
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     args = settings(tmp_path, seeds=(1, 2))
-    first = training.run_all(args, ["max"], lambda args, column: Fake())
-    assert list(first) == [training.Cell("max", "adapool", seed, 2) for seed in (1, 2)]
-    assert "2 runs, 0 of them done before" in capsys.readouterr().out
-    again = training.run_all(args, ["max"], None)
-    assert "2 runs, 2 of them done before" in capsys.readouterr().out
-    assert {cell: json.loads(json.dumps(summary)) for cell, summary in first.items()} == again
+    first = experiment.run_all(args, ["max"], lambda args, column: Fake())
+    assert list(first) == [experiment.Job("max", "adapool", seed, 2) for seed in (1, 2)]
+    assert "2 runs, 0 already finished" in capsys.readouterr().out
+    again = experiment.run_all(args, ["max"], None)
+    assert "2 runs, 2 already finished" in capsys.readouterr().out
+    assert {job: json.loads(json.dumps(summary)) for job, summary in first.items()} == again
     more = dataclasses.replace(args, seeds=(2, 3), jobs=2)  # one is missing: no process is worth while
     made = []
-    training.run_all(more, ["max"], lambda args, column: made.append(column) or Fake())
-    assert made == ["max"] and "2 runs, 1 of them done before" in capsys.readouterr().out
+    experiment.run_all(more, ["max"], lambda args, column: made.append(column) or Fake())
+    assert made == ["max"] and "2 runs, 1 already finished" in capsys.readouterr().out
 
 
 def test_a_second_process_in_one_folder_is_refused(tmp_path):
     args = settings(tmp_path, seeds=(1, 2))
-    told = f"{args.out} is in use by another process, {os.getpid()};"
-    with lock_folder(args.out), pytest.raises(BlockingIOError, match=re.escape(told)):
-        training.run_all(args, ["max"], lambda args, column: Fake())
+    message = f"{args.out} is in use by another process, {os.getpid()};"
+    with lock_folder(args.out), pytest.raises(BlockingIOError, match=re.escape(message)):
+        experiment.run_all(args, ["max"], lambda args, column: Fake())
     assert not list(args.out.glob("*/*/*/summary.json"))
 
 
 OTHER = {
-    "epochs": 5, "batch_size": 10, "learning_rate": 0.2, "width": 2, "dropout": 0.1, "weight_decay": 0.5,
+    "epochs": 5, "batch_size": 10, "learning_rate": 0.2, "embed_dim": 2, "dropout": 0.1, "weight_decay": 0.5,
     "schedule": "cosine", "warmup": 0.5, "max_grad_norm": 1.0, "attention_scale": "head", "init_std": 0.1,
 }  # fmt: skip
 
@@ -354,11 +359,11 @@ def test_a_run_goes_on_where_it_began(tmp_path):
     """Another kind of device draws another dropout."""
     stop(tmp_path, 7)
     (path,) = tmp_path.rglob("checkpoint.pt")
-    content = training.load_checkpoint(path)
+    content = experiment.load_checkpoint(path)
     content["settings"]["device"] = "cuda"
-    training.save_checkpoint(path, content)
-    with pytest.raises(ValueError, match=r"^device=cpu: .*checkpoint\.pt is of cuda; use another --out"):
-        training.run_all(settings(tmp_path), ["max"], lambda args, column: Fake())
+    experiment.save_checkpoint(path, content)
+    with pytest.raises(ValueError, match=r"^device=cpu: expected cuda, as in .*checkpoint\.pt; or use another --out"):
+        experiment.run_all(settings(tmp_path), ["max"], lambda args, column: Fake())
 
 
 @pytest.mark.parametrize("stop_at", [None, 7], ids=["finished", "stopped"])
@@ -366,63 +371,66 @@ def test_a_run_goes_on_where_it_began(tmp_path):
 def test_another_setting_in_the_same_folder_is_refused(tmp_path, name, stop_at):
     args = settings(tmp_path)
     if stop_at is None:
-        training.run_all(args, ["max"], lambda args, column: Fake())
+        experiment.run_all(args, ["max"], lambda args, column: Fake())
     else:
         stop(tmp_path, stop_at)
     (tmp_path / ".lock").write_text(f"{os.getpid()} {socket.gethostname()}\n")  # as it is when a run began
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=rf"^{name}={OTHER[name]}: .*seed-1-fold-2.* is of .*; use another --out"):
-        training.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
+    with pytest.raises(
+        ValueError, match=rf"^{name}={OTHER[name]}: expected .*, as in .*seed-1-fold-2.*; or use another --out"
+    ):
+        experiment.run_all(dataclasses.replace(args, **{name: OTHER[name]}), ["max"], lambda args, column: Fake())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"threads": 2}, {"jobs": 2}, {"data_dir": Path("elsewhere")}, {"pools": ("adapool", "avgpool")}, {"seeds": (1, 2)},
-     {"folds": (2, 3)}],
+    [{"num_threads": 2}, {"jobs": 2}, {"data_dir": Path("elsewhere")}, {"pooling": ("adapool", "avgpool")},
+     {"seeds": (1, 2)}, {"folds": (2, 3)}],
 )  # fmt: skip
 def test_settings_that_a_run_does_not_depend_on_may_change(tmp_path, change):
     stop(tmp_path, at=7)
     task = Fake()
-    training.train(task, CELL, settings(tmp_path, **change))
+    experiment.train(task, JOB, settings(tmp_path, **change))
     assert len(task.log) == 16
 
 
 @pytest.mark.parametrize(
-    ("script", "free"), [("aggregation", {"targets"}), ("knn_centroid", {"ks"}), ("vision", {"canvas", "download"})]
+    ("script", "free"),
+    [("aggregation", {"targets"}), ("knn_centroid", {"num_neighbors"}), ("vision", {"canvas_size", "download"})],
 )
 def test_settings_that_columns_tell_may_change(script, free):
     """What is free is a setting of a script, and no setting of what is learned is."""
     names = {field.name for field in dataclasses.fields(load_supervised(script).Args)}
-    assert names & set(training.FREE) == free | {
-        "out", "pools", "seeds", "folds", "device", "threads", "jobs", "compile", "tune", "deterministic",
-        "data_dir", "preset",
+    assert names & set(experiment.FREE) == free | {
+        "out", "pooling", "seeds", "folds", "device", "num_threads", "jobs", "compile", "max_autotune",
+        "torch_deterministic", "data_dir", "preset",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [0, 100, -10])
 def test_a_damaged_checkpoint_is_refused_and_a_deleted_one_begins_anew(tmp_path, size):
-    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    experiment.train(Fake(), JOB, settings(tmp_path / "whole"))
     args, path = stop(tmp_path / "hurt", at=7)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=re.escape(str(path))):
-        training.train(Fake(), CELL, args)
+        experiment.train(Fake(), JOB, args)
     path.unlink()
-    training.train(Fake(), CELL, args)
+    experiment.train(Fake(), JOB, args)
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
 
 
 @pytest.mark.parametrize("content", [{"args": {}, "agent": {}}, torch.zeros(2), [1], {"settings": None}])
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
-    path = CELL.folder(tmp_path) / "checkpoint.pt"
+    path = JOB.folder(tmp_path) / "checkpoint.pt"
     path.parent.mkdir(parents=True)
     torch.save(content, path)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote"):
-        training.train(Fake(), CELL, settings(tmp_path))
+        experiment.train(Fake(), JOB, settings(tmp_path))
 
 
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, monkeypatch):
-    training.train(Fake(), CELL, settings(tmp_path / "whole"))
+    experiment.train(Fake(), JOB, settings(tmp_path / "whole"))
     args, path = stop(tmp_path / "full", at=15)
     before = path.read_bytes()
 
@@ -432,10 +440,12 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(SystemExit) as error:
-            training.guard(lambda _: training.train(Fake(), CELL, args) and None, [])
-    told = f"error: [Errno {errno.ENOSPC}] No space left on device: '{path}'; once that is mended, go on with the same"
-    assert str(error.value) == f"{told} command" and path.read_bytes() == before
-    training.train(Fake(), CELL, args)
+            experiment.guard(lambda _: experiment.train(Fake(), JOB, args) and None, [])
+    message = (
+        f"error: [Errno {errno.ENOSPC}] No space left on device: '{path}'; once that is fixed, resume with the same"
+    )
+    assert str(error.value) == f"{message} command" and path.read_bytes() == before
+    experiment.train(Fake(), JOB, args)
     assert_same_run(tmp_path / "whole", tmp_path / "full")
     assert not list(tmp_path.rglob("*.part"))
 
@@ -443,56 +453,57 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", "[" * 100_000])
 def test_a_damaged_summary_is_named(tmp_path, text):
     args = settings(tmp_path)
-    training.run_all(args, ["max"], lambda args, column: Fake())
-    path = CELL.folder(tmp_path) / "summary.json"
+    experiment.run_all(args, ["max"], lambda args, column: Fake())
+    path = JOB.folder(tmp_path) / "summary.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is damaged .*delete it"):
-        training.run_all(args, ["max"], lambda args, column: Fake())
+        experiment.run_all(args, ["max"], lambda args, column: Fake())
     path.unlink()
     task = Fake()
-    training.run_all(args, ["max"], lambda args, column: task)
+    experiment.run_all(args, ["max"], lambda args, column: task)
     assert len(task.log) == 1  # the test alone
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    folder = CELL.folder(tmp_path)
+    folder = JOB.folder(tmp_path)
     folder.mkdir(parents=True)
-    with training.lock(folder), pytest.raises(BlockingIOError, match=rf"{re.escape(str(folder))} is in use"):
-        training.train(Fake(), CELL, settings(tmp_path))
+    with lock_folder(folder), pytest.raises(BlockingIOError, match=rf"{re.escape(str(folder))} is in use"):
+        experiment.train(Fake(), JOB, settings(tmp_path))
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    training.train(Fake(), CELL, settings(tmp_path))
+    experiment.train(Fake(), JOB, settings(tmp_path))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
-    with pytest.raises(FloatingPointError, match="max adapool seed 1 fold 2: the loss is not finite in epoch 1"):
-        training.train(Fake(loss=value), CELL, settings(tmp_path))
+    with pytest.raises(FloatingPointError, match="the loss is not finite in epoch 1"):
+        experiment.train(Fake(loss=value), JOB, settings(tmp_path))
     with pytest.raises(FloatingPointError, match="not finite in epoch 3"):
-        training.train(Fake([1, 1, value]), CELL, settings(tmp_path))
-    assert len(metrics(CELL.folder(tmp_path))) == 2
-    assert not (CELL.folder(tmp_path) / "summary.json").exists()
+        experiment.train(Fake([1, 1, value]), JOB, settings(tmp_path))
+    assert len(metrics(JOB.folder(tmp_path))) == 2
+    assert not (JOB.folder(tmp_path) / "summary.json").exists()
 
 
-def told_at_last(args, make_task):
+def last_line(args, make_task):
     """Run the columns "max" and "mean", and return the one line that the program ends with."""
     with pytest.raises(SystemExit) as error:
-        training.guard(lambda _: training.run_all(args, ["max", "mean"], make_task) and None, [])
+        experiment.guard(lambda _: experiment.run_all(args, ["max", "mean"], make_task) and None, [])
     return str(error.value)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_others_run_where_one_diverges(tmp_path, monkeypatch, capsys, jobs):
-    monkeypatch.setattr(training, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))  # which costs less
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))  # faster
     args = settings(tmp_path, seeds=(1, 2), jobs=jobs)
     for done in (0, 2):  # the same command meets the same NaN, and does not run the others again
-        told = told_at_last(args, lambda args, column: Fake(loss=math.nan if column == "max" else None))
-        assert told.startswith("error: diverged: max adapool seed 1 fold 2, max adapool seed 2 fold 2; ")
+        message = last_line(args, lambda args, column: Fake(loss=math.nan if column == "max" else None))
+        assert message.startswith("error: diverged: max adapool seed 1 fold 2, max adapool seed 2 fold 2; ")
         first, *lines = capsys.readouterr().out.splitlines()
-        assert first == f"4 runs, {done} of them done before" and len(lines) == 4 - done
-        assert sum(line.startswith("diverged: max adapool seed ") for line in lines) == 2
+        assert first == f"4 runs, {done} already finished" and len(lines) == 4 - done
+        assert sum(": FAILED, the loss is not finite in epoch 1" in line for line in lines) == 2
+        assert all(f"] max adapool seed {seed} fold 2: FAILED, " in "\n".join(lines) for seed in (1, 2))
     assert sorted(path.parts[-4] for path in tmp_path.rglob("summary.json")) == ["mean"] * 2
     args = dataclasses.replace(args, seeds=(1,))
-    assert len(training.run_all(args, ["mean"], None)) == 1
+    assert len(experiment.run_all(args, ["mean"], None)) == 1
 
 
 DIVERGING = """
@@ -511,13 +522,13 @@ def make_task(args, column):
 @pytest.mark.slow
 def test_the_other_processes_go_on_where_one_diverges(tmp_path, monkeypatch, capsys):
     (tmp_path / "diverging.py").write_text(DIVERGING)
-    for folder in (Path(training.__file__).parent, tmp_path):
+    for folder in (Path(experiment.__file__).parent, tmp_path):
         monkeypatch.syspath_prepend(folder)  # for the processes
     make_task = importlib.import_module("diverging").make_task
-    args = small(tmp_path / "runs", pools=TWO, jobs=2, epochs=1)
-    told = told_at_last(args, make_task)
-    assert told.startswith("error: diverged: max ") and all(f"max {pool} seed 1 fold 2" in told for pool in TWO)
-    assert capsys.readouterr().out.count("\ndiverged: max ") == 2
+    args = small(tmp_path / "runs", pooling=TWO, jobs=2, epochs=1)
+    message = last_line(args, make_task)
+    assert message.startswith("error: diverged: max ") and all(f"max {pool} seed 1 fold 2" in message for pool in TWO)
+    assert capsys.readouterr().out.count("fold 2: FAILED, the loss is not finite") == 2
     assert {path.parts[-4] for path in tmp_path.rglob("summary.json")} == {"mean"}
     assert len(list(tmp_path.rglob("summary.json"))) == 2
 
@@ -526,7 +537,7 @@ def test_the_other_processes_go_on_where_one_diverges(tmp_path, monkeypatch, cap
 
 
 def rates(**other):
-    return [training.rate(settings(Path(), learning_rate=2.0, **other), step, 10) for step in range(10)]
+    return [trainer.learning_rate(settings(Path(), learning_rate=2.0, **other), step, 10) for step in range(10)]
 
 
 def test_rates():
@@ -543,16 +554,16 @@ def test_rates():
 
 def test_the_rate_follows_the_steps_of_all_epochs(tmp_path):
     args = settings(tmp_path, schedule="cosine", warmup=0.3)
-    training.train(Fake(), CELL, args)
-    told = [float(row["learning_rate"]) for row in metrics(CELL.folder(tmp_path))]
-    assert told == pytest.approx([training.rate(args, step, 16) for step in (3, 7, 11, 15)])
+    experiment.train(Fake(), JOB, args)
+    rates = [float(row["learning_rate"]) for row in metrics(JOB.folder(tmp_path))]
+    assert rates == pytest.approx([trainer.learning_rate(args, step, 16) for step in (3, 7, 11, 15)])
 
 
 def test_gradients_are_clipped(tmp_path):
     norms = []
     for limit in (math.inf, 1e-3):
         task = Fake()
-        training.train(task, CELL, settings(tmp_path / str(limit), max_grad_norm=limit, epochs=1, learning_rate=1e-9))
+        experiment.train(task, JOB, settings(tmp_path / str(limit), max_grad_norm=limit, epochs=1, learning_rate=1e-9))
         norms.append(task.net.weight.grad.norm().item())
     assert norms[0] > 0.1 and norms[1] == pytest.approx(1e-3, rel=1e-3)
 
@@ -561,28 +572,28 @@ def test_weights_decay(tmp_path):
     found = []
     for decay in (0.0, 0.5):
         task = Fake(loss=0.0)
-        training.train(task, CELL, settings(tmp_path / str(decay), weight_decay=decay, epochs=1))
-        found.append(weights_of(CELL.folder(tmp_path / str(decay)))["weight"].item())
+        experiment.train(task, JOB, settings(tmp_path / str(decay), weight_decay=decay, epochs=1))
+        found.append(weights_of(JOB.folder(tmp_path / str(decay)))["weight"].item())
     assert found == pytest.approx([0.5, 0.5 * (1 - 0.1 * 0.5) ** 4])
 
 
-@pytest.mark.parametrize("pool", network.HEADS)
+@pytest.mark.parametrize("pool", network.POOLING)
 def test_the_global_random_states_are_left_alone(tmp_path, pool):
     def states():
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
 
     before = states()
-    args = small(tmp_path / "run", pools=(pool,))
-    training.run_all(args, ["max"], aggregation.make_task)
+    args = small(tmp_path / "run", pooling=(pool,))
+    experiment.run_all(args, ["max"], aggregation.make_task)
     assert states() == before
 
 
 def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
-    args = settings(tmp_path, pools=("a", "b"), seeds=(3, 4), folds=(1, 5), epochs=1)
+    args = settings(tmp_path, pooling=("a", "b"), seeds=(3, 4), folds=(1, 5), epochs=1)
     made = []
-    found = training.run_all(args, ["x", "y"], lambda args, column: made.append(column) or Fake())
+    found = experiment.run_all(args, ["x", "y"], lambda args, column: made.append(column) or Fake())
     assert set(found) == {
-        training.Cell(column, pool, seed, fold)
+        experiment.Job(column, pool, seed, fold)
         for column in "xy"
         for pool in "ab"
         for seed in (3, 4)
@@ -590,7 +601,7 @@ def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
     }
     assert sorted(made) == ["x"] * 8 + ["y"] * 8
     assert {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("summary.json")} == {
-        f"{cell.column}/{cell.pool}/seed-{cell.seed}-fold-{cell.fold}" for cell in found
+        f"{job.column}/{job.pooling}/seed-{job.seed}-fold-{job.fold}" for job in found
     }
 
 
@@ -600,56 +611,56 @@ def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pools": ()}, "pools: must be at least one"),
-        ({"seeds": ()}, "seeds: must be at least one"),
-        ({"folds": ()}, "folds: must be at least one"),
-        ({"pools": ("adapool", "sum")}, "pools='sum': must be of adapool"),
-        ({"folds": (1, 6)}, "folds=6: must be from 1 to 5"),
-        ({"folds": (0,)}, "folds=0: must be from 1 to 5"),
-        ({"seeds": (1, -1)}, "seeds=-1: must be from 0"),
-        ({"epochs": 0}, "epochs=0: must be from 1"),
-        ({"batch_size": 0}, "batch_size=0: must be from 1"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0: must be from"),
-        ({"learning_rate": math.nan}, "learning_rate=nan: must be from"),
-        ({"warmup": 1.1}, "warmup=1.1: must be from 0 to 1"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0: must be from 0"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: must be from"),
-        ({"threads": 0}, "threads=0: must be from 1"),
-        ({"jobs": 0}, "jobs=0: must be from 1"),
+        ({"pooling": ()}, "pooling: expected at least one value"),
+        ({"seeds": ()}, "seeds: expected at least one value"),
+        ({"folds": ()}, "folds: expected at least one value"),
+        ({"pooling": ("adapool", "sum")}, "pooling='sum': expected one of adapool"),
+        ({"folds": (1, 6)}, "folds=6: must be at most 5"),
+        ({"folds": (0,)}, "folds=0: must be at least 1"),
+        ({"seeds": (1, -1)}, "seeds=-1: must be at least 0"),
+        ({"epochs": 0}, "epochs=0: must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan: must be finite"),
+        ({"warmup": 1.1}, "warmup=1.1: expected a share from 0 to 1"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: must be at least 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: expected a number above 0, or inf"),
+        ({"num_threads": 0}, "num_threads=0: must be at least 1"),
+        ({"jobs": 0}, "jobs=0: must be at least 1"),
         ({"device": "abacus"}, "device='abacus': "),
-        ({"layers": 0}, "layers=0: must be at least 1"),
-        ({"feedforward": 0}, "feedforward=0: must be at least 1"),
-        ({"heads": 2, "width": 3}, "heads=2: must divide width=3"),
-        ({"dropout": 1.0}, "dropout=1.0: must be from 0 to below 1"),
+        ({"num_layers": 0}, "num_layers=0: must be at least 1"),
+        ({"feedforward_dim": 0}, "feedforward_dim=0: must be at least 1"),
+        ({"num_heads": 2, "embed_dim": 3}, "num_heads=2: expected a divisor of embed_dim=3"),
+        ({"dropout": 1.0}, "dropout=1.0: expected a probability from 0 to below 1"),
         ({"init_std": 0.0}, "init_std=0.0: must be above 0"),
         ({"init_std": math.inf}, "init_std=inf: must be finite"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, change, message):
-    training.check(settings(tmp_path), ["adapool"])
+    experiment.check(settings(tmp_path), ["adapool"])
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        training.check(settings(tmp_path, **change), ["adapool"])
+        experiment.check(settings(tmp_path, **change), ["adapool"])
 
 
-def test_a_preset_gives_way_to_a_word():
-    presets = {"fast": {}, "paper": {"epochs": 100, "layers": 12}}
+def test_an_argument_overrides_a_preset():
+    presets = {"fast": {}, "paper": {"epochs": 100, "num_layers": 12}}
 
-    def parse(*words):
-        args = training.parse(aggregation.Args, words, presets, None)
-        return args.preset, args.epochs, args.layers, args.width
+    def parse(*argv):
+        args = experiment.parse(aggregation.Args, argv, presets, None)
+        return args.preset, args.epochs, args.num_layers, args.embed_dim
 
     assert parse() == ("fast", 15, 2, 16)
     assert parse("--preset", "paper") == ("paper", 100, 12, 16)
-    assert parse("--layers", "3", "--preset", "paper") == ("paper", 100, 3, 16)
+    assert parse("--num-layers", "3", "--preset", "paper") == ("paper", 100, 3, 16)
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError, FloatingPointError, BlockingIOError, ModuleNotFoundError])
 def test_errors_end_with_one_line(error):
     def main(argv):
-        raise error(f"told of {argv}")
+        raise error(f"about {argv}")
 
-    with pytest.raises(SystemExit, match=re.escape("error: told of ['a']")) as ended:
-        training.guard(main, ["a"])
+    with pytest.raises(SystemExit, match=re.escape("error: about ['a']")) as ended:
+        experiment.guard(main, ["a"])
     assert ended.value.__suppress_context__
 
 
@@ -658,7 +669,7 @@ def test_errors_end_with_one_line(error):
 SLOW = """
 import sys, time
 from pathlib import Path
-import aggregation, training
+import aggregation, experiment
 from set_task import SetTask
 
 class Slow(SetTask):
@@ -671,33 +682,33 @@ def make_task(args, column):
     return Slow(args, aggregation.TARGETS[column])
 
 def main(argv):
-    args = training.parse(aggregation.Args, argv, {"fast": {}}, None)
-    training.run_all(args, args.targets, make_task)
+    args = experiment.parse(aggregation.Args, argv, {"fast": {}}, None)
+    experiment.run_all(args, args.targets, make_task)
 
 if __name__ == "__main__":
-    training.guard(main, sys.argv[1:])
+    experiment.guard(main, sys.argv[1:])
 """
 TWO = ("avgpool", "adapool")
-WORDS = ["--num-sets", "60", "--num-vectors", "4", "--num-features", "8", "--width", "8", "--feedforward", "8"]
-WORDS += ["--dropout", "0.2", "--pools", *TWO, "--seeds", "1", "--folds", "2", "--targets", "max", "--epochs", "6"]
-WORDS += ["--batch-size", "10", "--learning-rate", "0.01"]
+ARGV = ["--num-sets", "60", "--num-vectors", "4", "--num-features", "8", "--embed-dim", "8", "--feedforward-dim", "8"]
+ARGV += ["--dropout", "0.2", "--pooling", *TWO, "--seeds", "1", "--folds", "2", "--targets", "max", "--epochs", "6"]
+ARGV += ["--batch-size", "10", "--learning-rate", "0.01"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The folder of the two runs, and the one that holds the data."""
     folder = tmp_path_factory.mktemp("whole")
-    args = small(folder / "runs", epochs=6, pools=TWO)
-    training.run_all(args, ["max"], aggregation.make_task)
+    args = small(folder / "runs", epochs=6, pooling=TWO)
+    experiment.run_all(args, ["max"], aggregation.make_task)
     return folder
 
 
 def start(folder, data, jobs):
     """Start a program that is slow, in a process group of its own, as a shell does."""
     (folder / "slow.py").write_text(SLOW)
-    words = [*WORDS, "--out", str(folder / "runs"), "--data-dir", str(data), "--jobs", str(jobs)]
+    argv = [*ARGV, "--out", str(folder / "runs"), "--data-dir", str(data), "--jobs", str(jobs)]
     return subprocess.Popen(
-        [sys.executable, str(folder / "slow.py"), *words], env=with_path(ROOT / "supervised", ROOT),
+        [sys.executable, str(folder / "slow.py"), *argv], env=with_path(ROOT / "supervised", ROOT),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -727,10 +738,10 @@ def until(condition, seconds=60):
     ("jobs", "number", "group"),
     [
         pytest.param(1, signal.SIGINT, True, marks=pytest.mark.slow, id="1-Ctrl-C"),
-        pytest.param(2, signal.SIGINT, True, id="2-Ctrl-C"),
+        pytest.param(2, signal.SIGINT, True, marks=pytest.mark.process, id="2-Ctrl-C"),
         pytest.param(2, getattr(signal, "SIGUSR1", 0), True, marks=pytest.mark.slow, id="2-SIGUSR1"),
         pytest.param(2, signal.SIGTERM, False, marks=pytest.mark.slow, id="2-SIGTERM"),
-        pytest.param(2, signal.SIGKILL, False, id="2-SIGKILL"),
+        pytest.param(2, signal.SIGKILL, False, marks=pytest.mark.process, id="2-SIGKILL"),
     ],
 )
 def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted, jobs, number, group):
@@ -743,10 +754,10 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
     finally:
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
-    assert out == "2 runs, 0 of them done before\n" and "Traceback" not in err
+    assert out == "2 runs, 0 already finished\n" and "Traceback" not in err
     if number != signal.SIGKILL:
         assert process.returncode == 130
-        assert err.strip().splitlines()[-1] == "stopped; go on with the same command"
+        assert err.strip().splitlines()[-1] == "stopped; resume with the same command"
         assert "leaked" not in err
     assert not list(tmp_path.rglob("summary.json"))
     done = [len(metrics(path.parent)) for path in tmp_path.rglob("metrics.csv")]
@@ -756,51 +767,24 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted,
         (tmp_path / "hurry").touch()
         process = start(tmp_path, uninterrupted / "data", jobs)
         out, err = process.communicate(timeout=120)
-        assert process.returncode == 0 and out.startswith("2 runs, 0 of them done before\n[1/2] max ") and not err
+        assert process.returncode == 0 and out.startswith("2 runs, 0 already finished\n[1/2] max ") and not err
     else:
-        args = small(tmp_path / "runs", epochs=6, pools=TWO, data_dir=uninterrupted / "data")
-        training.run_all(args, ["max"], aggregation.make_task)
+        args = small(tmp_path / "runs", epochs=6, pooling=TWO, data_dir=uninterrupted / "data")
+        experiment.run_all(args, ["max"], aggregation.make_task)
     for pool in TWO:
-        assert_same_run(uninterrupted / "runs", tmp_path / "runs", CELL._replace(pool=pool))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="holds no signals back")
-def test_processes_begin_while_each_signal_to_a_group_is_held_back():
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with training.interrupts_later():
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, []) - before
-    assert held >= {signal.SIGINT, signal.SIGUSR1} and signal.SIGTERM not in held
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-
-
-def test_a_signal_does_not_break_a_lock(tmp_path, monkeypatch):
-    """Amid a wait for the processes it must not raise: the executor's locks would be left undone."""
-    waited, wait = [], training.wait
-
-    def interrupted(*args, **kwargs):
-        signal.raise_signal(signal.SIGINT)
-        waited.append(wait(*args, **kwargs))
-        return waited[-1]
-
-    monkeypatch.syspath_prepend(Path(training.__file__).parent)  # for the processes
-    monkeypatch.setattr(training, "wait", interrupted)
-    args = small(tmp_path / "runs", epochs=500, pools=TWO, jobs=2, data_dir=tmp_path / "data")
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        training.run_all(args, ["max"], aggregation.make_task)
-    assert len(waited) == 1 and signal.getsignal(signal.SIGINT) is before
+        assert_same_run(uninterrupted / "runs", tmp_path / "runs", JOB._replace(pooling=pool))
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
-    """While it runs, its folders are refused to others; if one of its processes is killed, it ends and says so."""
+def test_a_second_command_and_a_lost_process_are_reported(tmp_path, uninterrupted):
+    """While it runs, others are refused; if one of its processes is killed, it ends and reports that."""
     process = start(tmp_path, uninterrupted / "data", 2)
     try:
         until(lambda: len(list(tmp_path.rglob("metrics.csv"))) == 2)
-        args = small(tmp_path / "runs", epochs=6, pools=TWO, data_dir=uninterrupted / "data")
+        args = small(tmp_path / "runs", epochs=6, pooling=TWO, data_dir=uninterrupted / "data")
         with pytest.raises(BlockingIOError, match="is in use by another process"):
-            training.run_all(args, ["max"], aggregation.make_task)
+            experiment.run_all(args, ["max"], aggregation.make_task)
         workers = [x for x in alive(process.pid) if b"spawn_main" in (Path("/proc") / x / "cmdline").read_bytes()]
         assert len(workers) == 2
         os.kill(int(workers[0]), signal.SIGKILL)
@@ -812,11 +796,10 @@ def test_a_second_command_and_a_lost_process_are_told(tmp_path, uninterrupted):
     assert process.returncode == 1 and err.startswith("error: a run was killed") and err.count("\n") == 1
 
 
-def test_a_run_of_sets_that_were_drawn_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
+def test_a_run_on_sets_of_another_version_is_not_resumed(tmp_path, monkeypatch):
     args = small(tmp_path / "out", epochs=1)
-    training.run_all(args, ["max"], aggregation.make_task)
-    monkeypatch.setattr(training, "CHANCE", training.CHANCE - 1)
-    with pytest.raises(
-        ValueError, match=rf"^chance={training.CHANCE}: .* is of {training.CHANCE + 1}; use another --out$"
-    ):
-        training.run_all(args, ["max"], aggregation.make_task)
+    experiment.run_all(args, ["max"], aggregation.make_task)
+    old = experiment.CHANCE_VERSION
+    monkeypatch.setattr(experiment, "CHANCE_VERSION", old + 1)
+    with pytest.raises(ValueError, match=rf"^chance={old + 1}: expected {old}, as in .*; or use another --out$"):
+        experiment.run_all(args, ["max"], aggregation.make_task)

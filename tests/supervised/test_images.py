@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_supervised
+from helpers import load_supervised
 
 torch = pytest.importorskip("torch")
 
@@ -44,7 +44,7 @@ def uniform(*shape, seed=0):
 
 def hidden(pixels, others, canvas, size, seed=0):
     """Clutter by numbers of chance."""
-    return images.clutter(pixels, others, canvas, size, uniform(len(pixels), images.hiding(canvas, size), seed=seed))
+    return images.clutter(pixels, others, canvas, size, uniform(len(pixels), images.num_hide(canvas, size), seed=seed))
 
 
 def noise(*shape, dtype=torch.float32):
@@ -114,7 +114,9 @@ def test_a_damaged_archive_is_refused(cifar, monkeypatch):
         images.load(name, path.parent)
     path.write_bytes(whole)
     expect(monkeypatch, name, b"another")
-    with pytest.raises(ValueError, match=f"{re.escape(str(path))} is .*, not {hashlib.md5(b'another').hexdigest()}"):
+    with pytest.raises(
+        ValueError, match=f"{re.escape(str(path))} is .*, expected {hashlib.md5(b'another').hexdigest()}"
+    ):
         images.load(name, path.parent)
     assert path.read_bytes() == whole  # refused, not removed
 
@@ -142,20 +144,24 @@ def test_a_member_that_is_no_file_is_refused(cifar, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("size", "told"), [(2**20, " is no whole archive: unexpected end of data"), (2**60, f": .* promises {2**60} bytes")]
+    ("size", "message"),
+    [
+        (2**20, " is incomplete or no archive: unexpected end of data"),
+        (2**60, f": .* has {2**60} bytes, expected at most"),
+    ],
 )
-def test_a_member_that_promises_more_than_follows_is_refused(cifar, monkeypatch, size, told):
+def test_a_member_that_promises_more_than_follows_is_refused(cifar, monkeypatch, size, message):
     data_set, path, contents, _ = cifar
     info = tarfile.TarInfo(next(iter(contents)))
     info.size = size
     path.write_bytes(gzip.compress(info.tobuf() + bytes(512)))
     expect(monkeypatch, data_set, path.read_bytes())
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}{told}"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}{message}"):
         images.load(data_set, path.parent)
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(fashion, tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "LARGEST", 10**6)
+    monkeypatch.setattr(images, "MAX_BYTES", 10**6)
     arrays, write = fashion
     path = write(tmp_path / "data", next(iter(arrays)), bytes(10**6 + 1), ".gz")
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))} unpacks to more than 1000000 bytes"):
@@ -236,12 +242,12 @@ def test_fashion_mnist_is_read_back(fashion, tmp_path, folder, suffix):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda array: idx(array, 0x900 + array.ndim), "begins with 0x90"),
-        (lambda array: idx(array, 0x802), "begins with 0x802"),
-        (lambda array: idx(array)[:3], "begins with 0x800"),
+        (lambda array: idx(array, 0x900 + array.ndim), "starts with 0x90"),
+        (lambda array: idx(array, 0x802), "starts with 0x802"),
+        (lambda array: idx(array)[:3], "starts with 0x800"),
         (lambda array: idx(array)[:-1], "bytes after its header"),
         (lambda array: idx(array) + b"\0", "bytes after its header"),
-        (lambda array: idx(array[:0]), "labels for"),
+        (lambda array: idx(array[:0]), "labels, expected"),
     ],
     ids=["type", "dimensions", "empty", "short", "long", "none"],
 )
@@ -250,7 +256,7 @@ def test_a_wrong_idx_file_is_refused(fashion, tmp_path, number, suffix, damage, 
     paths = [write(tmp_path / "data", name, idx(array), suffix) for name, array in arrays.items()]
     name = list(arrays)[number]
     write(tmp_path / "data", name, damage(arrays[name]), suffix)
-    culprit = paths[number + 1] if message == "labels for" and number % 2 == 0 else paths[number]
+    culprit = paths[number + 1] if message == "labels, expected" and number % 2 == 0 else paths[number]
     with pytest.raises(ValueError, match=f"{re.escape(str(culprit))} .*{message}"):
         images.load("fashion-mnist", tmp_path / "data")
 
@@ -305,7 +311,7 @@ def test_digits_name_scikit_learn(monkeypatch):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="'mnist', choose one of cifar10, cifar100, fashion-mnist, digits"):
+    with pytest.raises(ValueError, match="dataset='mnist': expected one of cifar10, cifar100, fashion-mnist, digits"):
         images.load("mnist", Path("nowhere"))
 
 
@@ -383,7 +389,7 @@ def test_a_refused_connection_is_told_at_once(offline, name):
 
 def test_silence_is_told_within_five_seconds(offline, server):
     words, seconds = offline("cifar10", f"http://127.0.0.1:{server(b'')}/")
-    assert "could not be fetched" in words and seconds < 5
+    assert "could not be downloaded" in words and seconds < 5
 
 
 @pytest.mark.parametrize(
@@ -395,7 +401,7 @@ def test_silence_is_told_within_five_seconds(offline, server):
     ],
 )
 def test_an_answer_that_is_none_is_told(monkeypatch, offline, server, sent, message):
-    monkeypatch.setattr(images, "PATIENCE", 0.3)
+    monkeypatch.setattr(images, "TIMEOUT", 0.3)
     words, seconds = offline("cifar10", f"http://127.0.0.1:{server(sent)}/")
     assert message in words and seconds < 2
 
@@ -409,7 +415,7 @@ def test_a_slow_name_server_is_told_within_patience(monkeypatch, offline):
         raise socket.gaierror("no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(images, "PATIENCE", 0.3)
+    monkeypatch.setattr(images, "TIMEOUT", 0.3)
     words, seconds = offline("cifar10", "http://nowhere.invalid/")
     waiting.set()
     assert "no answer" in words and seconds < 2
@@ -420,7 +426,7 @@ def test_a_download_is_kept(cifar, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(images, "CIFAR_URL", f"{tmp_path.as_uri()}/")
     folder = tmp_path / "new" / "data"
     fetched = images.load(name, folder, download=True)
-    assert "fetching file:" in capsys.readouterr().err
+    assert "downloading file:" in capsys.readouterr().err
     assert [file.name for file in folder.iterdir()] == [path.name]
     assert (folder / path.name).read_bytes() == path.read_bytes()
     path.unlink()
@@ -440,11 +446,11 @@ def test_a_download_that_is_wrong_is_not_kept(cifar, monkeypatch, tmp_path):
 def test_statistics_and_normalise():
     levels = RNG.beta([[2], [5], [1]], [[3], [1], [9]], size=(40, 3, 64)) * 255
     pixels = torch.from_numpy(levels.astype(np.uint8).reshape(40, 3, 8, 8))
-    mean, std = images.statistics(pixels)
+    mean, std = images.channel_statistics(pixels)
     assert mean.shape == std.shape == (3,) and mean.dtype == std.dtype == torch.float32
     np.testing.assert_allclose(mean, pixels.numpy().mean(axis=(0, 2, 3)) / 255, atol=1e-6)
     np.testing.assert_allclose(std, pixels.numpy().std(axis=(0, 2, 3)) / 255, atol=1e-6)
-    normal = images.normalise(pixels, mean, std)
+    normal = images.normalize(pixels, mean, std)
     assert normal.dtype == torch.float32 and normal.shape == pixels.shape
     np.testing.assert_allclose(normal.mean(dim=(0, 2, 3)), 0, atol=1e-4)
     np.testing.assert_allclose(normal.std(dim=(0, 2, 3)), 1, atol=1e-2)
@@ -453,8 +459,8 @@ def test_statistics_and_normalise():
 
 def test_a_constant_channel_is_refused():
     pixels = torch.stack([noise(2, 4, 4, dtype=torch.uint8), torch.full((2, 4, 4), 7, dtype=torch.uint8)], dim=1)
-    with pytest.raises(ValueError, match="constant"):
-        images.statistics(pixels)
+    with pytest.raises(ValueError, match="expected channels that vary"):
+        images.channel_statistics(pixels)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -463,7 +469,7 @@ def test_a_constant_channel_is_refused():
 def test_augment_beside_a_loop(padding, flip, dtype):
     pixels = (noise(64, 3, 8, 8) + 1).to(dtype)
     before = pixels.clone()
-    numbers = uniform(64, images.CROP)
+    numbers = uniform(64, images.NUM_CROP)
     found = images.augment(pixels, numbers, padding, flip)
     for image in range(64):
         bounds = (2 * padding + 1, 2 * padding + 1, 2)
@@ -481,7 +487,7 @@ def test_augment_beside_a_loop(padding, flip, dtype):
 def test_augment_draws_all_offsets_and_half_of_the_mirrors():
     pixels = torch.zeros(4000, 1, 5, 5)
     pixels[:, :, 2, 2], pixels[:, :, 2, 3] = 1, 2  # an arrow to the right
-    found = images.augment(pixels, uniform(4000, images.CROP), 1, flip=True)
+    found = images.augment(pixels, uniform(4000, images.NUM_CROP), 1, flip=True)
     at = (found == 1).flatten(1).int().argmax(1)
     counts = torch.bincount(at, minlength=25).reshape(5, 5)
     assert counts[1:4, 1:4].min() > 0.8 * 4000 / 9 and counts[1:4, 1:4].sum() == 4000
@@ -492,9 +498,9 @@ def test_augment_draws_all_offsets_and_half_of_the_mirrors():
 def test_all_runs_where_the_images_are():
     """The device "meta" computes nothing, and mixes with no other."""
     pixels = torch.zeros(4, 3, 8, 8, device="meta")
-    assert images.augment(pixels, torch.zeros(4, images.CROP, device="meta"), 2, flip=True).shape == (4, 3, 8, 8)
-    assert images.normalise(pixels, torch.zeros(3), torch.ones(3)).device.type == "meta"
-    numbers = torch.zeros(4, images.hiding(16, 4), device="meta")
+    assert images.augment(pixels, torch.zeros(4, images.NUM_CROP, device="meta"), 2, flip=True).shape == (4, 3, 8, 8)
+    assert images.normalize(pixels, torch.zeros(3), torch.ones(3)).device.type == "meta"
+    numbers = torch.zeros(4, images.num_hide(16, 4), device="meta")
     canvases, signal = images.clutter(pixels, pixels, 16, 4, numbers)
     assert canvases.device.type == signal.device.type == "meta"
     assert canvases.shape == (4, 3, 16, 16) and signal.shape == (4, 16)
@@ -504,7 +510,7 @@ def test_all_runs_where_the_images_are():
 def test_the_least_and_the_largest_number_are_in_range(number):
     """An image at an edge, the first or the last piece: a float32 must not round up to the bound."""
     pixels, others = -torch.ones(2, 1, 4, 4), noise(50_000, 1, 2, 2)
-    numbers = torch.full((2, images.hiding(8, 2)), number)
+    numbers = torch.full((2, images.num_hide(8, 2)), number)
     canvases, signal = images.clutter(pixels, others, 8, 2, numbers)
     tokens = images.patches(canvases, 2)
     expected = others[0 if number == 0 else -1].flatten()
@@ -518,7 +524,7 @@ def test_the_least_and_the_largest_number_are_in_range(number):
 def test_patches_row_by_row(channels, side, size):
     pixels = noise(2, channels, side, side)
     cut = images.patches(pixels, size)
-    along = images.grid(side, size)
+    along = images.patches_per_side(side, size)
     assert cut.shape == (2, along**2, channels * size**2) and along * size == side
     for number in range(along**2):
         top, left = number // along * size, number % along * size
@@ -527,9 +533,9 @@ def test_patches_row_by_row(channels, side, size):
 
 @pytest.mark.parametrize(("side", "size"), [(28, 5), (32, 64), (8, 0), (8, -2)])
 def test_patches_fill_the_image(side, size):
-    with pytest.raises(ValueError, match=f"side {size} do not fill a side of {side}"):
-        images.grid(side, size)
-    with pytest.raises(ValueError, match="do not fill"):
+    with pytest.raises(ValueError, match=f"patch_size={size}: expected a divisor of the size of the image, {side}"):
+        images.patches_per_side(side, size)
+    with pytest.raises(ValueError, match="expected a divisor"):
         images.patches(torch.zeros(1, 1, side, side), size)
 
 
@@ -538,12 +544,12 @@ def test_patches_fill_the_image(side, size):
     [(8, (27, 28, 35, 36)), (7, (24,)), (4, (5, 6, 9, 10)), (3, (4,)), (2, (0, 1, 2, 3)), (1, (0,))],
 )
 def test_focal(grid_size, central):
-    assert images.focal(grid_size) == central
+    assert images.focal_patches(grid_size) == central
 
 
 def test_focal_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one patch, got 0"):
-        images.focal(0)
+    with pytest.raises(ValueError, match="grid_size=0: expected at least 1"):
+        images.focal_patches(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -587,9 +593,9 @@ def test_clutter_draws_every_place_and_every_piece():
 @pytest.mark.parametrize(
     ("side", "canvas", "size", "message"),
     [
-        (8, 4, 4, "a canvas of side 4 cannot hold an image of side 8"),
-        (8, 18, 4, "do not fill a side of 18"),
-        (6, 16, 4, "do not fill a side of 6"),
+        (8, 4, 4, "canvas_size=4: expected at least the size of the image, 8"),
+        (8, 18, 4, "patch_size=4: expected a divisor of the size of the image, 18"),
+        (6, 16, 4, "patch_size=4: expected a divisor of the size of the image, 6"),
     ],
 )
 def test_clutter_refuses_sides(side, canvas, size, message):
@@ -599,5 +605,5 @@ def test_clutter_refuses_sides(side, canvas, size, message):
 
 @pytest.mark.parametrize("others", [torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8, dtype=torch.uint8)])
 def test_clutter_refuses_others(others):
-    with pytest.raises(ValueError, match=r"others must be torch\.float32 of 1 channels"):
+    with pytest.raises(ValueError, match=r"others: expected torch\.float32 with 1 channels"):
         images.clutter(torch.zeros(2, 1, 8, 8), others, 16, 4, uniform(2, 34))

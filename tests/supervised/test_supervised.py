@@ -11,22 +11,22 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
-network, report, training = (load_supervised(name) for name in ("network", "report", "training"))
+network, report, experiment, trainer = map(load_supervised, ("network", "report", "experiment", "trainer"))
 set_task, images = load_supervised("set_task"), load_supervised("images")
 Chance = load_supervised("chance").Chance
 SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
 knn_centroid, aggregation, vision = SCRIPTS.values()
 
-SHAPE = network.Shape(layers=2, width=16, heads=4, feedforward=24, init_std=0.5)
+CONFIG = network.EncoderConfig(num_layers=2, embed_dim=16, num_heads=4, feedforward_dim=24, init_std=0.5)
 SETS = torch.randn(6, 9, 16, generator=torch.Generator().manual_seed(0))
-each_pool = pytest.mark.parametrize("pool", network.HEADS)
+each_pool = pytest.mark.parametrize("pool", network.POOLING)
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def restored(tmp_path, monkeypatch):
 # networks
 
 
-@pytest.mark.parametrize(("kind", "scale"), [("width", 1 / 4), ("head", 1 / math.sqrt(2))])
+@pytest.mark.parametrize(("kind", "scale"), [("embed", 1 / 4), ("head", 1 / math.sqrt(2))])
 def test_scale_of_the_attention(kind, scale):
-    shape = network.Shape(layers=12, width=16, heads=8, feedforward=64, attention_scale=kind)
-    assert shape.scale() == pytest.approx(scale)
-    built = network.set_network(shape, 16, "adapool", 1)
-    assert [block.scale for block in built.blocks] == pytest.approx([scale] * 12)
+    config = network.EncoderConfig(num_layers=12, embed_dim=16, num_heads=8, feedforward_dim=64, attention_scale=kind)
+    assert config.scale() == pytest.approx(scale)
+    built = network.set_network(config, 16, "adapool", 1)
+    assert [layer.scale for layer in built.encoder.layers] == pytest.approx([scale] * 12)
     assert built.head.scale == pytest.approx(scale)
 
 
@@ -57,46 +57,49 @@ def norm(x, layer):
     return (x - mean) / np.sqrt(variance + 1e-5) * layer.weight.detach().numpy() + layer.bias.detach().numpy()
 
 
-def test_a_block_beside_its_formula():
+def test_a_layer_beside_its_formula():
     """Pre-norm: x + A(norm(x)), then x + F(norm(x)); no bias in A."""
-    block = network.set_network(SHAPE, 16, "avgpool", 1).blocks[0].double().eval()
-    for name, weight in block.named_parameters():  # of norms and biases too
-        torch.nn.init.normal_(weight, float("norm.weight" in name), 0.3, torch.Generator().manual_seed(len(name)))
-    weights = {name: weight.detach().numpy() for name, weight in block.named_parameters()}
+    layer = network.set_network(CONFIG, 16, "avgpool", 1).encoder.layers[0].double().eval()
+    for name, weight in layer.named_parameters():  # of norms and biases too
+        torch.nn.init.normal_(
+            weight, float("norm_" in name and "weight" in name), 0.3, torch.Generator().manual_seed(len(name))
+        )
+    weights = {name: weight.detach().numpy() for name, weight in layer.named_parameters()}
     x = SETS.double().numpy()
-    query, key, value = np.split(norm(x, block.norm) @ weights["query_key_value.weight"].T, 3, axis=2)
+    query, key, value = np.split(norm(x, layer.norm_attention) @ weights["query_key_value.weight"].T, 3, axis=2)
     mixed = np.zeros_like(x)
     for head in range(4):
         own = slice(4 * head, 4 * head + 4)
-        scores = np.exp(query[..., own] @ key[..., own].transpose(0, 2, 1) * SHAPE.scale())
+        scores = np.exp(query[..., own] @ key[..., own].transpose(0, 2, 1) * CONFIG.scale())
         mixed[..., own] = scores / scores.sum(axis=2, keepdims=True) @ value[..., own]
     x = x + mixed @ weights["output.weight"].T
-    hidden = norm(x, block.ff_norm) @ weights["ff.weight"].T + weights["ff.bias"]
+    hidden = norm(x, layer.norm_feedforward) @ weights["feedforward.0.weight"].T + weights["feedforward.0.bias"]
     hidden = hidden * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(hidden)  # GELU
-    x = x + hidden @ weights["ff_output.weight"].T + weights["ff_output.bias"]
-    np.testing.assert_allclose(block(SETS.double()).detach(), x, atol=1e-9)
+    x = x + hidden @ weights["feedforward.2.weight"].T + weights["feedforward.2.bias"]
+    np.testing.assert_allclose(layer(SETS.double()).detach(), x, atol=1e-9)
     assert set(weights) == {
-        "query_key_value.weight", "output.weight", "ff.weight", "ff.bias", "ff_output.weight", "ff_output.bias",
-        "norm.weight", "norm.bias", "ff_norm.weight", "ff_norm.bias",
+        "query_key_value.weight", "output.weight",
+        "feedforward.0.weight", "feedforward.0.bias", "feedforward.2.weight", "feedforward.2.bias",
+        "norm_attention.weight", "norm_attention.bias", "norm_feedforward.weight", "norm_feedforward.bias",
     }  # fmt: skip
 
 
 @each_pool
 def test_weights_at_first(pool):
-    shape = network.Shape(layers=8, width=128, heads=8, feedforward=128)
-    built = network.set_network(shape, 100, pool, 1)
+    config = network.EncoderConfig(num_layers=8, embed_dim=128, num_heads=8, feedforward_dim=128)
+    built = network.set_network(config, 100, pool, 1)
     for name, weight in built.named_parameters():
         if "norm" in name and name.endswith("weight"):
             assert (weight == 1).all(), name
         elif name.endswith("bias"):
             assert (weight == 0).all(), name
         else:
-            after_attention = name.startswith(("blocks", "head")) and name.endswith(".output.weight")
+            after_attention = name.endswith("output.weight")
             expected = 0.02 / math.sqrt(2 * 8) if after_attention else 0.02
             noise = 4 / math.sqrt(2 * weight.numel())
             assert weight.std().item() == pytest.approx(expected, rel=noise), name
             assert abs(weight.mean().item()) < 4 * expected / math.sqrt(weight.numel()), name
-    assert network.Shape(1, 4, 1, 1, init_std=0.3).output_std() == pytest.approx(0.3 / math.sqrt(2))
+    assert network.EncoderConfig(1, 4, 1, 1, init_std=0.3).output_std() == pytest.approx(0.3 / math.sqrt(2))
 
 
 def test_the_start_is_the_same_for_all_heads_at_one_seed():
@@ -104,21 +107,21 @@ def test_the_start_is_the_same_for_all_heads_at_one_seed():
         return {name: weight for name, weight in built.state_dict().items() if not name.startswith("head")}
 
     for features in (16, 5):
-        built = {pool: encoder(network.set_network(SHAPE, features, pool, 3)) for pool in network.HEADS}
+        built = {pool: encoder(network.set_network(CONFIG, features, pool, 3)) for pool in network.POOLING}
         first = built.pop("avgpool")
         assert len(first) > 20
         for pool, other in built.items():
             assert first.keys() == other.keys(), pool
             assert all(torch.equal(first[name], other[name]) for name in first), pool
-        other = encoder(network.set_network(SHAPE, features, "avgpool", 4))
+        other = encoder(network.set_network(CONFIG, features, "avgpool", 4))
         assert not any(torch.equal(first[name], other[name]) for name in first if first[name].std() > 0)
-    heads = [network.set_network(SHAPE, 16, "adapool", seed).head.query.weight for seed in (3, 3, 4)]
+    heads = [network.set_network(CONFIG, 16, "adapool", seed).head.query.weight for seed in (3, 3, 4)]
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
 
 
 @pytest.mark.parametrize("pool", ["adapool", "clstoken"])
 def test_no_weight_of_a_head_is_one_of_the_encoders(pool):
-    built = network.set_network(network.Shape(2, 16, 2, 64), 16, pool, 1)
+    built = network.set_network(network.EncoderConfig(2, 16, 2, 64), 16, pool, 1)
     numbers = {name: weight.detach().numpy().ravel() for name, weight in built.named_parameters() if weight.std() > 0}
     own = np.concatenate([x for name, x in numbers.items() if name.startswith("head") and "output" not in name])
     others = np.concatenate([x for name, x in numbers.items() if not name.startswith("head")])
@@ -129,17 +132,17 @@ def test_building_leaves_the_global_random_state_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     task = vision.Vision(vision.Args(), "digits")
-    for pool in vision.POOLS:
+    for pool in vision.POOLING_NAMES:
         task.network(pool, 1)
-    for pool in network.HEADS:
-        network.set_network(SHAPE, 5, pool, 1)
+    for pool in network.POOLING:
+        network.set_network(CONFIG, 5, pool, 1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_projections_only_where_widths_differ():
-    same, other = (network.set_network(SHAPE, features, "avgpool", 1) for features in (16, 5))
-    assert isinstance(same.embed.project, torch.nn.Identity) and isinstance(same.output, torch.nn.Identity)
-    assert other.embed.project.weight.shape == (16, 5) and other.output.weight.shape == (5, 16)
+    same, other = (network.set_network(CONFIG, features, "avgpool", 1) for features in (16, 5))
+    assert isinstance(same.embed.project, torch.nn.Identity) and isinstance(same.readout, torch.nn.Identity)
+    assert other.embed.project.weight.shape == (16, 5) and other.readout.weight.shape == (5, 16)
     assert other(SETS[..., :5]).shape == (6, 5)
     torch.testing.assert_close(same.embed(SETS)[:, 1:], SETS[:, 1:])
     torch.testing.assert_close(same.embed(SETS)[:, 0], SETS[:, 0] + same.embed.mark.weight[0])
@@ -150,8 +153,8 @@ def count(built):
 
 
 def test_counts_of_parameters_and_tokens():
-    shape = network.Shape(layers=12, width=16, heads=8, feedforward=64)
-    built = {pool: network.set_network(shape, 16, pool, 1) for pool in network.HEADS}
+    config = network.EncoderConfig(num_layers=12, embed_dim=16, num_heads=8, feedforward_dim=64)
+    built = {pool: network.set_network(config, 16, pool, 1) for pool in network.POOLING}
     layer = 3 * 16**2 + 16**2 + (16 * 64 + 64) + (64 * 16 + 16) + 2 * 2 * 16
     plain = 12 * layer + 16
     assert {pool: count(one) - plain for pool, one in built.items()} == {
@@ -164,7 +167,7 @@ def test_counts_of_parameters_and_tokens():
 @each_pool
 def test_the_marked_vector_matters_and_the_order_of_the_others_does_not(pool):
     """C66."""
-    built = network.set_network(SHAPE, 16, pool, 1).eval()
+    built = network.set_network(CONFIG, 16, pool, 1).eval()
     with torch.no_grad():
         found = built(SETS)
         order = torch.tensor([0, 5, 3, 8, 1, 2, 7, 4, 6])
@@ -177,7 +180,7 @@ def test_the_marked_vector_matters_and_the_order_of_the_others_does_not(pool):
 
 @each_pool
 def test_gradients_reach_all_weights(pool):
-    built = network.set_network(SHAPE, 16, pool, 1)
+    built = network.set_network(CONFIG, 16, pool, 1)
     built(SETS).square().sum().backward()
     for name, weight in built.named_parameters():
         assert weight.grad is not None and weight.grad.abs().max() > 0, name
@@ -185,11 +188,11 @@ def test_gradients_reach_all_weights(pool):
 
 def test_dropouts_act_in_training_alone():
     for name in ("dropout", "attention_dropout"):
-        built = network.set_network(dataclasses.replace(SHAPE, **{name: 0.3}), 16, "avgpool", 1)
+        built = network.set_network(dataclasses.replace(CONFIG, **{name: 0.3}), 16, "avgpool", 1)
         with torch.random.fork_rng():
             assert not torch.allclose(built(SETS), built(SETS), atol=1e-3), name
         built.eval()
-        plain = network.set_network(SHAPE, 16, "avgpool", 1)
+        plain = network.set_network(CONFIG, 16, "avgpool", 1)
         torch.testing.assert_close(built(SETS), plain(SETS))
 
 
@@ -217,7 +220,7 @@ def test_targets_of_the_aggregation(target):
 def test_targets_of_the_centroid():
     args = knn_centroid.Args(num_sets=20, num_vectors=6)
     for k in (1, 3, 6):
-        task = knn_centroid.make_task(args, knn_centroid.name(k))
+        task = knn_centroid.make_task(args, knn_centroid.column_name(k))
         others = task.sets[:, 1:].numpy()
         nearest = ((others - task.sets[:, :1].numpy()) ** 2).sum(axis=2).argsort(axis=1)[:, :k]
         expected = np.stack([x[rows].mean(axis=0) for x, rows in zip(others, nearest, strict=True)])
@@ -225,10 +228,10 @@ def test_targets_of_the_centroid():
 
 
 def test_baselines():
-    args = knn_centroid.Args(num_sets=50, num_vectors=6, ks=(2, 6))
+    args = knn_centroid.Args(num_sets=50, num_vectors=6, num_neighbors=(2, 6))
     found = knn_centroid.baselines(args)
     for k in (2, 6):
-        task = knn_centroid.make_task(args, knn_centroid.name(k))
+        task = knn_centroid.make_task(args, knn_centroid.column_name(k))
         sets, targets = task.sets[-5:], task.targets[-5:]
         expected = [task.error(guess, targets).mean().item() for guess in (sets.mean(dim=1), sets[:, 0])]
         assert [row[f"KNN-{k}"] for row in found.values()] == pytest.approx(expected, rel=1e-5)
@@ -236,14 +239,14 @@ def test_baselines():
 
 def test_the_least_error_of_a_narrow_network():
     """No better linear output from three numbers than the principal components, found by another way; none if wide."""
-    args = knn_centroid.Args(num_sets=500, num_vectors=6, num_features=5, ks=(2,), width=3)
+    args = knn_centroid.Args(num_sets=500, num_vectors=6, num_features=5, num_neighbors=(2,), embed_dim=3)
     targets = knn_centroid.make_task(args, "KNN-2").targets[-50:].double()
     centred = (targets - targets.mean(dim=0)).numpy()
     left, sizes, right = np.linalg.svd(centred)
     best = (left[:, :3] * sizes[:3]) @ right[:3]
-    found = knn_centroid.baselines(args)["least from width 3"]
+    found = knn_centroid.baselines(args)["least from embed_dim 3"]
     assert found["KNN-2"] == pytest.approx(((best - centred) ** 2).mean(), rel=1e-6)
-    assert len(knn_centroid.baselines(dataclasses.replace(args, width=5))) == 2
+    assert len(knn_centroid.baselines(dataclasses.replace(args, embed_dim=5))) == 2
 
 
 # images
@@ -273,16 +276,16 @@ def test_a_picture_is_of_its_image_whatever_the_batch(chance):
     """And whatever the task that shows it, which each run makes for itself."""
     args = vision.Args(padding=2)
     task = vision.Vision(args, "digits on 12")
-    assert (task.canvas, task.grid) == (12, 6)
+    assert (task.canvas_size, task.grid_size) == (12, 6)
     index = torch.arange(100, 140)
     whole, labels = shown(task, index, chance)
     assert whole.shape == (40, 36, 4)
     batches = [index[3:4], index[:5], index.flip(0), torch.tensor([139, 7, 139]), index[:0]]
     for some in batches:
-        found, told = shown(vision.Vision(args, "digits on 12"), some, chance)
+        found, found_labels = shown(vision.Vision(args, "digits on 12"), some, chance)
         known = [(row, int(number) - 100) for row, number in enumerate(some) if number >= 100]
         for row, place in known:
-            assert torch.equal(found[row], whole[place]) and told[row] == labels[place]
+            assert torch.equal(found[row], whole[place]) and found_labels[row] == labels[place]
 
 
 def test_pictures_change_with_seed_and_epoch():
@@ -297,10 +300,10 @@ def test_pictures_change_with_seed_and_epoch():
 def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
     task = vision.Vision(vision.Args(), "digits on 16")
     built = task.network("maxpool", 1)
-    parts, found = training.split(task, 1), set()
+    parts, found = trainer.split(task, 1), set()
     for size in (2000, 50, 7):
-        monkeypatch.setattr(training, "EVALUATED", size)
-        found.add(training.mean_error(task, built, parts.test, "cpu"))
+        monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", size)
+        found.add(trainer.mean_error(task, built, parts.test, "cpu"))
     assert len(found) == 1
 
 
@@ -335,20 +338,22 @@ def test_clutter_is_never_of_test_images():
 
 
 def test_vision_network():
-    args = vision.Args(attention_dropout=0.25, layers=3)
+    args = vision.Args(attention_dropout=0.25, num_layers=3)
     task = vision.Vision(args, "digits on 12")
     inputs, labels = task.batch(torch.arange(5), None)
     starts = []
-    for pool in vision.POOLS:
+    for pool in vision.POOLING_NAMES:
         built = task.network(pool, 2).eval()
         assert built(inputs).shape == (5, 10)
-        assert isinstance(built.norm, torch.nn.LayerNorm) and len(built.blocks) == 3
-        assert all(block.attention_dropout == 0.25 for block in built.blocks)
+        assert isinstance(built.norm, torch.nn.LayerNorm) and len(built.encoder.layers) == 3
+        assert all(layer.attention_dropout == 0.25 for layer in built.encoder.layers)
         starts.append({name: weight for name, weight in built.state_dict().items() if not name.startswith("head")})
     for other in starts[1:]:
         assert all(torch.equal(weight, other[name]) for name, weight in starts[0].items())
-    places = {pool: task.network(pool, 2).head.places for pool in vision.POOLS if pool.startswith("adapool")}
-    assert places == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
+    sources = {
+        pool: task.network(pool, 2).head.query_source for pool in vision.POOLING_NAMES if pool.startswith("adapool")
+    }
+    assert sources == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
     logits = torch.eye(10)[labels]
     assert task.error(logits, labels).tolist() == [0] * 5
     assert task.error(logits, (labels + torch.tensor([0, 1, 0, 1, 1])) % 10).tolist() == [0, 1, 0, 1, 1]
@@ -358,35 +363,40 @@ def test_vision_network():
 # the paper's numbers
 
 KNN_SETTINGS = {  # appendix "Supervised KNN Centroid"
-    "num_sets": 1_000_000, "num_vectors": 128, "num_features": 16, "data_seed": 42, "layers": 12, "heads": 8,
-    "width": 16, "feedforward": 64, "dropout": 0.1, "epochs": 100, "learning_rate": 5e-4, "batch_size": 750,
-    "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0,
-    "max_grad_norm": math.inf, "attention_scale": "width", "pools": ("avgpool", "maxpool", "clstoken", "adapool"),
+    "num_sets": 1_000_000, "num_vectors": 128, "num_features": 16, "data_seed": 42, "num_layers": 12,
+    "num_heads": 8, "embed_dim": 16, "feedforward_dim": 64, "dropout": 0.1, "epochs": 100, "learning_rate": 5e-4,
+    "batch_size": 750, "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "schedule": "constant", "warmup": 0.0,
+    "weight_decay": 0.0, "max_grad_norm": math.inf, "attention_scale": "embed",
+    "pooling": ("avgpool", "maxpool", "clstoken", "adapool"),
 }  # fmt: skip
 CIFAR_SETTINGS = {  # appendix "CIFAR Training Hyperparameters"
-    "layers": 6, "heads": 8, "width": 512, "feedforward": 64, "attention_dropout": 0.1, "dropout": 0.1, "epochs": 300,
+    "num_layers": 6, "num_heads": 8, "embed_dim": 512, "feedforward_dim": 64, "attention_dropout": 0.1, "dropout": 0.1,
+    "epochs": 300,
     "warmup": 0.1, "learning_rate": 1e-3, "batch_size": 512, "weight_decay": 0.1, "max_grad_norm": 1.0,
-    "schedule": "cosine", "padding": 4, "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "attention_scale": "width",
+    "schedule": "cosine", "padding": 4, "folds": (1, 2, 3, 4, 5), "init_std": 0.02, "attention_scale": "embed",
 }  # fmt: skip
 
 
-def parsed(monkeypatch, script, *words):
-    """Return the settings that a script makes of words."""
+def parsed(monkeypatch, script, *argv):
+    """Return the settings that a script makes of arguments."""
     found = []
 
     def stop(args, *rest):
         found.append(args)
         raise InterruptedError
 
-    monkeypatch.setattr(training, "check", stop)
+    monkeypatch.setattr(experiment, "check", stop)
     with pytest.raises(InterruptedError):
-        SCRIPTS[script].main(list(words))
+        SCRIPTS[script].main(list(argv))
     return dataclasses.asdict(found[0])
 
 
 @pytest.mark.parametrize("script", ["knn_centroid", "aggregation"])
 def test_the_papers_settings_of_sets(monkeypatch, script):
-    own = {"knn_centroid": {"ks": (1, 2, 4, 8, 16, 32, 64, 128)}, "aggregation": {"targets": ("max", "mean", "min")}}
+    own = {
+        "knn_centroid": {"num_neighbors": (1, 2, 4, 8, 16, 32, 64, 128)},
+        "aggregation": {"targets": ("max", "mean", "min")},
+    }
     found = parsed(monkeypatch, script, "--preset", "paper", "--device", "cuda")
     expected = KNN_SETTINGS | own[script]
     assert {name: found[name] for name in expected} == expected and found["device"] == "cuda"
@@ -396,7 +406,7 @@ def test_the_papers_settings_of_sets(monkeypatch, script):
 def test_the_papers_settings_of_images(monkeypatch, dataset):
     found = parsed(monkeypatch, "vision", "--preset", "paper", "--dataset", dataset)
     assert {name: found[name] for name in CIFAR_SETTINGS} == CIFAR_SETTINGS
-    assert found["pools"] == vision.POOLS and (found["patch"] or vision.PATCH[dataset]) == 4
+    assert found["pooling"] == vision.POOLING_NAMES and (found["patch_size"] or vision.PATCH_SIZE[dataset]) == 4
 
 
 @pytest.mark.parametrize(("dataset", "epochs", "padding"), [("digits", 100, 0), ("fashion-mnist", 10, 2)])
@@ -415,13 +425,13 @@ def test_the_papers_tables():
         "baseline: centroid": "0.093 0.071 0.055 0.043 0.031 0.020 0.008 0.000",
         "baseline: target": "0.058 0.044 0.040 0.041 0.048 0.060 0.080 0.126",
     }
-    assert {row: " ".join(f"{x:.3f}" for x in values) for row, values in knn_centroid.PAPERS_LOSS.items()} == noise
-    assert {row: " ".join(f"{x:.3f}" for x in values.values()) for row, values in aggregation.PAPERS_ERROR.items()} == {
+    assert {row: " ".join(f"{x:.3f}" for x in values) for row, values in knn_centroid.PAPER_LOSS.items()} == noise
+    assert {row: " ".join(f"{x:.3f}" for x in values.values()) for row, values in aggregation.PAPER_ERROR.items()} == {
         "maxpool": "0.000 0.026 0.297", "avgpool": "0.003 0.000 0.003",
         "clstoken": "0.011 0.008 0.011", "adapool": "0.002 0.000 0.002",
     }  # fmt: skip
-    assert [list(values) for values in aggregation.PAPERS_ERROR.values()] == [["max", "mean", "min"]] * 4
-    assert {row: " ".join(f"{x:.2f}" for x in values.values()) for row, values in vision.PAPERS_ACCURACY.items()} == {
+    assert [list(values) for values in aggregation.PAPER_ERROR.values()] == [["max", "mean", "min"]] * 4
+    assert {row: " ".join(f"{x:.2f}" for x in values.values()) for row, values in vision.PAPER_ACCURACY.items()} == {
         "clstoken": "84.52 55.56", "avgpool": "87.15 59.63", "maxpool": "87.65 60.55",
         "adapool-focal": "87.98 61.22", "adapool-mean": "87.84 61.23", "adapool-corner": "87.00 57.08",
     }  # fmt: skip
@@ -432,21 +442,21 @@ def test_the_papers_tables():
 TINY_SETS = ["--num-sets", "60", "--num-vectors", "6", "--epochs", "1", "--jobs", "1", "--seeds", "1", "2"]
 VISION = ("clstoken", "adapool-focal", "adapool-corner")
 TINY = {
-    "knn_centroid": [*TINY_SETS, "--ks", "4", "1"],
+    "knn_centroid": [*TINY_SETS, "--num-neighbors", "4", "1"],
     "aggregation": TINY_SETS,
     "vision": [
         "--epochs",
         "1",
         "--batch-size",
         "200",
-        "--width",
+        "--embed-dim",
         "8",
         "--jobs",
         "1",
-        "--canvas",
+        "--canvas-size",
         "12",
         "0",
-        "--pools",
+        "--pooling",
         *VISION,
     ],
 }
@@ -471,20 +481,24 @@ def cells_of(text):
     return lines[0][1:], {row[0]: row[1:] for row in lines[2:]}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_run(tmp_path, pytestconfig, script):
-    warnings = ["error", *(pytestconfig.getoption("pythonwarnings") or [])]  # as here, where old releases warn
-    command = [
-        sys.executable,
-        *(f"-W{rule}" for rule in warnings),
-        str(ROOT / "supervised" / f"{script}.py"),
-        *TINY[script],
-        "--out",
-        "out",
-    ]
-    env = with_path(ROOT)
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+def start(script, words, rules):
+    """Run a script as a program that raises warnings, but for `rules`; return what it prints."""
+    command = [sys.executable, *(f"-W{rule}" for rule in ("error", *rules)), ROOT / "supervised" / f"{script}.py"]
+    done = subprocess.run([*command, *words], env=with_path(ROOT), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.process)], ids=["called", "started"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run(tmp_path, pytestconfig, monkeypatch, capsys, script, started):
+    if started:
+        rules = pytestconfig.getoption("pythonwarnings") or []  # as here, where old releases warn
+        printed, errors = start(script, [*TINY[script], "--out", "out"], rules)
+    else:
+        monkeypatch.setattr(sys, "argv", [script, *TINY[script], "--out", "out"])
+        run(script, *TINY[script])
+        printed, errors = capsys.readouterr()
     out = tmp_path / "out"
     files = sorted(path.name for path in out.iterdir() if path.is_file())
     assert files == sorted([".lock", "table.md", "results.json", *FIGURES[script]])
@@ -494,23 +508,23 @@ def test_scripts_run(tmp_path, pytestconfig, script):
     header, rows = cells_of(text)
     assert header == COLUMNS[script] and list(rows) == ROWS[script]
     assert f"`python supervised/{script}.py {' '.join(TINY[script])} --out out`" in text
-    assert cells_of(done.stdout) == (header, rows)
+    assert cells_of(printed) == (header, rows)
     results = json.loads((out / "results.json").read_text())
-    pools = list(dict.fromkeys(cell["pool"] for cell in results["cells"]))
+    pools = list(dict.fromkeys(cell["pooling"] for cell in results["runs"]))
     assert [report.NAMES[pool] for pool in pools] == [row for row in rows if not row.startswith("baseline")]
     for pool in pools:
         for column, shown in zip(header, rows[report.NAMES[pool]], strict=True):
-            own = [cell for cell in results["cells"] if (cell["pool"], cell["column"]) == (pool, column)]
+            own = [cell for cell in results["runs"] if (cell["pooling"], cell["column"]) == (pool, column)]
             error = np.mean([cell["test_error"] for cell in own])
             expected, half = (100 * (1 - error), 0.006) if script == "vision" else (error, 6e-5)
             assert float(shown.split(" ± ")[0]) == pytest.approx(expected, abs=half)
             assert [cell["seed"] for cell in own] == ([1] if script == "vision" else [1, 2])
             assert ("±" in shown) == (script != "vision")
-    assert not re.search(r"^error|Error", done.stderr, re.MULTILINE)
+    assert not re.search(r"^error|Error", errors, re.MULTILINE)
 
 
 def run(script, *words):
-    training.guard(SCRIPTS[script].main, [*words, "--out", "out"])
+    experiment.guard(SCRIPTS[script].main, [*words, "--out", "out"])
 
 
 @pytest.mark.parametrize(
@@ -528,8 +542,8 @@ def run(script, *words):
     ],
 )
 def test_the_papers_rows_only_at_its_sizes(tmp_path, script, sizes, shown):
-    words = ["--num-sets", "10", "--epochs", "1", "--jobs", "1", "--seeds", "1", "--pools", "adapool"]
-    for name, size in zip(("num-vectors", "num-features", "width", "layers"), sizes, strict=True):
+    words = ["--num-sets", "10", "--epochs", "1", "--jobs", "1", "--seeds", "1", "--pooling", "adapool"]
+    for name, size in zip(("num-vectors", "num-features", "embed-dim", "num-layers"), sizes, strict=True):
         words += [f"--{name}", str(size)]
     run(script, *words)
     text = (tmp_path / "out" / "table.md").read_text()
@@ -541,32 +555,34 @@ def test_the_papers_rows_only_at_its_sizes(tmp_path, script, sizes, shown):
     ("sizes", "first", "last"),
     [({}, (0.022, 0.086, 0.094, 0.018), (0.009, 0.003, 0.017, 0.002)),
      ({"num_features": 64}, (0.0056, 0.0204, 0.0229, 0.0064), (0.0018, 0.0006, 0.0017, 0.0002)),
-     ({"width": 32}, (0.022, 0.048, 0.086, 0.003), (0.0003, 0.0002, 0.0082, 0.0001)),
-     ({"width": 64}, (0.022, 0.004, 0.086, 0.001), (0.0001, 0.00009, 0.00825, 0.00007)),
-     ({"layers": 24}, (0.020, 0.061, 0.094, 0.017), (0.0056, 0.0019, 0.0165, 0.0021))],
+     ({"embed_dim": 32}, (0.022, 0.048, 0.086, 0.003), (0.0003, 0.0002, 0.0082, 0.0001)),
+     ({"embed_dim": 64}, (0.022, 0.004, 0.086, 0.001), (0.0001, 0.00009, 0.00825, 0.00007)),
+     ({"num_layers": 24}, (0.020, 0.061, 0.094, 0.017), (0.0056, 0.0019, 0.0165, 0.0021))],
 )  # fmt: skip
 def test_the_papers_ablations(sizes, first, last):
-    papers = knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 32, "layers": 12, "ks": (16, 3, 1), **sizes}))
+    papers = knn_centroid.paper_rows(
+        knn_centroid.Args(**{"num_vectors": 32, "num_layers": 12, "num_neighbors": (16, 3, 1), **sizes})
+    )
     assert list(papers) == ["maxpool", "avgpool", "clstoken", "adapool"]
     assert tuple(row["KNN-1"] for row in papers.values()) == first
     assert tuple(row["KNN-16"] for row in papers.values()) == last
     assert all(len(row) == 2 for row in papers.values())
-    assert knn_centroid.papers(knn_centroid.Args(**{"num_vectors": 31, "layers": 12, **sizes})) == {}
+    assert knn_centroid.paper_rows(knn_centroid.Args(**{"num_vectors": 31, "num_layers": 12, **sizes})) == {}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--epochs 0", "epochs=0: must be from 1"),
-        ("--pools none", "pools='none': must be of "),
-        ("--folds 6", "folds=6: must be from 1 to 5"),
-        ("--seeds -1", "seeds=-1: must be from 0"),
-        ("--heads 3", "heads=3: must divide width="),
-        ("--warmup 2", "warmup=2.0: must be from 0 to 1"),
-        ("--learning-rate nan", "learning_rate=nan: must be from"),
+        ("--epochs 0", "epochs=0: must be at least 1"),
+        ("--pooling none", "pooling='none': expected one of "),
+        ("--folds 6", "folds=6: must be at most 5"),
+        ("--seeds -1", "seeds=-1: must be at least 0"),
+        ("--num-heads 3", "num_heads=3: expected a divisor of embed_dim="),
+        ("--warmup 2", "warmup=2.0: expected a share from 0 to 1"),
+        ("--learning-rate nan", "learning_rate=nan: must be finite"),
         ("--device abacus", "device='abacus': "),
-        ("--pools", "pools: must be at least one"),
+        ("--pooling", "pooling: expected at least one value"),
     ],
 )
 def test_bad_settings_of_all(tmp_path, script, words, message):
@@ -576,25 +592,25 @@ def test_bad_settings_of_all(tmp_path, script, words, message):
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
-        ("knn_centroid", "--ks 0", "ks=0: must be from 1 to 32"),
-        ("knn_centroid", "--ks 4 33", "ks=33: must be from 1 to 32"),
-        ("knn_centroid", "--ks", "ks: must be at least one"),
+        ("knn_centroid", "--num-neighbors 0", "num_neighbors=0: expected a number from 1 to num_vectors=32"),
+        ("knn_centroid", "--num-neighbors 4 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
+        ("knn_centroid", "--num-neighbors", "num_neighbors: expected at least one value"),
         ("knn_centroid", "--num-sets 9", "num_sets=9: must be at least 10"),
         ("aggregation", "--num-sets 3", "num_sets=3: must be at least 10"),
         ("aggregation", "--num-vectors 1", "num_vectors=1: must be at least 2"),
         ("aggregation", "--num-features 0", "num_features=0: must be at least 1"),
         ("aggregation", "--data-seed -1", "data_seed=-1: must be at least 0"),
-        ("aggregation", "--targets sum", "targets='sum': must be of max, mean, min"),
-        ("aggregation", "--targets", "targets: must be at least one"),
-        ("vision", "--canvas", "canvas: must be at least one side"),
-        ("vision", "--canvas 0 4", "canvas=4: must be 0 for the image alone, or at least its side, 8"),
-        ("vision", "--canvas -8", "canvas=-8: must be 0"),
-        ("vision", "--canvas 13", "patches of side 2 do not fill a side of 13"),
-        ("vision", "--patch 3", "patches of side 3 do not fill a side of 8"),
-        ("vision", "--padding -1", "padding=-1: must be from 0 to 8"),
-        ("vision", "--padding 9", "padding=9: must be from 0 to 8"),
-        ("vision", "--attention-dropout 1", "attention_dropout=1.0: must be from 0 to below 1"),
-        ("vision", "--dataset cifar10", "data/cifar-10-binary.tar.gz is missing: name its folder with --data-dir"),
+        ("aggregation", "--targets sum", "targets='sum': expected one of max, mean, min"),
+        ("aggregation", "--targets", "targets: expected at least one value"),
+        ("vision", "--canvas-size", "canvas_size: expected at least one value"),
+        ("vision", "--canvas-size 0 4", "canvas_size=4: expected 0, or at least 8, the image size"),
+        ("vision", "--canvas-size -8", "canvas_size=-8: expected 0"),
+        ("vision", "--canvas-size 13", "patch_size=2: expected a divisor of the size of the image, 13"),
+        ("vision", "--patch-size 3", "patch_size=3: expected a divisor of the size of the image, 8"),
+        ("vision", "--padding -1", "padding=-1: expected a number from 0 to 8"),
+        ("vision", "--padding 9", "padding=9: expected a number from 0 to 8"),
+        ("vision", "--attention-dropout 1", "attention_dropout=1.0: expected a probability from 0 to below 1"),
+        ("vision", "--dataset cifar10", "data/cifar-10-binary.tar.gz is missing: set its folder with --data-dir"),
     ],
 )
 def test_bad_settings_of_one(tmp_path, script, words, message):
@@ -609,16 +625,16 @@ def assert_refused(tmp_path, script, words, message):
 
 def test_digits_without_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert_refused(tmp_path, "vision", "", "the digits come with scikit-learn: pip install scikit-learn")
+    assert_refused(tmp_path, "vision", "", "dataset='digits': needs scikit-learn, run: pip install scikit-learn")
 
 
 @pytest.mark.parametrize("words", ["--preset slow", "--dataset mnist", "--epochs many", "--colour red"])
-def test_bad_words_are_told(tmp_path, capsys, words):
+def test_bad_arguments_are_named(tmp_path, capsys, words):
     with pytest.raises(SystemExit) as ended:
         run("vision", *words.split())
     option, value = words.split()
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and option in told and (value in told or option == "--colour")
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and option in message and (value in message or option == "--colour")
     assert not list(tmp_path.iterdir())
 
 
@@ -630,11 +646,15 @@ REALS = {x.name for script in SCRIPTS.values() for x in dataclasses.fields(scrip
 def test_real_settings_are_finite_numbers_of_float32(name, value):
     """No limit of gradients is the one setting that may be infinite."""
     if name == "max_grad_norm" and value >= 1e39:
-        training.check(vision.Args(max_grad_norm=value), vision.POOLS)
+        experiment.check(vision.Args(max_grad_norm=value), vision.POOLING_NAMES)
         return
     args = vision.Args(**{name: value})
-    check = (vision.Vision, args, "digits") if name == "attention_dropout" else (training.check, args, vision.POOLS)
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}={value}')}: must be [^\n]*$"):
+    check = (
+        (vision.Vision, args, "digits")
+        if name == "attention_dropout"
+        else (experiment.check, args, vision.POOLING_NAMES)
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}={value}')}: (must be|expected) [^\n]*$"):
         check[0](*check[1:])
 
 
@@ -642,25 +662,25 @@ def test_real_settings_are_finite_numbers_of_float32(name, value):
 def test_folders_that_are_files_are_named(tmp_path, option):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(SystemExit, match=r"^error: [^\n]*taken[^\n]*$"):
-        training.guard(aggregation.main, ["--num-sets", "20", "--jobs", "1", option, "taken"])
+        experiment.guard(aggregation.main, ["--num-sets", "20", "--jobs", "1", option, "taken"])
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_a_canvas_is_added_to_runs_that_are_done(capsys):
-    words = [*TINY["vision"][: TINY["vision"].index("--canvas")], "--pools", "avgpool"]
+    words = [*TINY["vision"][: TINY["vision"].index("--canvas-size")], "--pooling", "avgpool"]
     run("vision", *words)
-    run("vision", *words, "--canvas", "0", "12")
-    assert "2 runs, 1 of them done before" in capsys.readouterr().out
+    run("vision", *words, "--canvas-size", "0", "12")
+    assert "2 runs, 1 already finished" in capsys.readouterr().out
 
 
 def test_scores_and_their_spread():
-    cells = {training.Cell("a", "avgpool", seed, 1): {"test_error": error} for seed, error in enumerate((1, 2, 6))}
-    cells |= {training.Cell("b", "avgpool", 1, 1): {"test_error": 4}}
+    cells = {experiment.Job("a", "avgpool", seed, 1): {"test_error": error} for seed, error in enumerate((1, 2, 6))}
+    cells |= {experiment.Job("b", "avgpool", 1, 1): {"test_error": 4}}
     rows = report.scores(cells)
     assert rows["avgpool"]["a"] == pytest.approx((3, np.std((1, 2, 6), ddof=1) / math.sqrt(3), 3))
     assert rows["avgpool"]["b"].text(2) == "4.00" and rows["avgpool"]["a"].text(2) == "3.00 ± 1.53"
     assert report.scores(cells, lambda error: 10 - error)["avgpool"]["a"].mean == 7
-    text = report.table(rows, {"naive": {"a": 1, "b": 2}}, {"avgpool": {"a": 0.5}}, ["a", "b"], digits=1)
+    text = report.format_table(rows, {"naive": {"a": 1, "b": 2}}, {"avgpool": {"a": 0.5}}, ["a", "b"], digits=1)
     assert cells_of(text)[1] == {
         "AvgPool": ["3.0 ± 1.5", "4.0"], "the paper's": ["0.5", ""], "naive": ["1.0", "2.0"],
     }  # fmt: skip
@@ -668,10 +688,21 @@ def test_scores_and_their_spread():
 
 def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     bounds = load_supervised("bounds")
-    with pytest.raises(ValueError, match="holds no finished run of AdaPool"):
+    with pytest.raises(ValueError, match="contains no finished run of AdaPool"):
         bounds.main([str(tmp_path / "runs")])
-    words = ["--num-sets", "200", "--num-vectors", "6", "--num-features", "8", "--width", "8", "--feedforward", "8"]
-    words += ["--ks", "1", "6", "--epochs", "1", "--pools", "adapool", "--seeds", "1", "--jobs", "1"]
+    words = [
+        "--num-sets",
+        "200",
+        "--num-vectors",
+        "6",
+        "--num-features",
+        "8",
+        "--embed-dim",
+        "8",
+        "--feedforward-dim",
+        "8",
+    ]
+    words += ["--num-neighbors", "1", "6", "--epochs", "1", "--pooling", "adapool", "--seeds", "1", "--jobs", "1"]
     knn_centroid.main([*words, "--out", "runs", "--data-dir", "data"])
     capsys.readouterr()
     for path in (tmp_path / "runs").rglob("checkpoint.pt"):  # those of the best epoch are measured, not the last ones
@@ -688,7 +719,7 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
         bounds.main([str(folder), "--data-dir", str(tmp_path / "data")])
         assert [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")] == lines[1:]
 
-    # the weights measured by hand: those of the neighbours and of the others, beside 1 / k and 0
+    # the weights measured by hand: those of the neighbors and of the others, beside 1 / k and 0
     trained, args, k = bounds.load(tmp_path / "runs" / "KNN-1" / "adapool" / "seed-1-fold-1", tmp_path / "data")
     sets = set_task.test_sets(args)[:5]
     with torch.no_grad():

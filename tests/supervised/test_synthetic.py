@@ -14,7 +14,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, posix, with_path
+from cases import posix
+from helpers import ROOT, load_supervised, with_path
 
 torch = pytest.importorskip("torch")
 synthetic = load_supervised("synthetic")
@@ -206,7 +207,9 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 def test_a_file_of_something_else_is_refused(tmp_path, shape, dtype):
     path = tmp_path / SMALL.file_name
     np.save(path, np.zeros(shape, dtype))
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} holds .*, not float32 \({SMALL.num_sets}, 4, 5\)"):
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(str(path))} holds .*, expected float32 \({SMALL.num_sets}, 4, 5\)"
+    ):
         synthetic.load_sets(SMALL, tmp_path)
 
 
@@ -230,7 +233,7 @@ def test_numbers_too_large_are_named(field, value, most):
 
 
 def test_workers_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"^workers=0: must be at least 1$"):
+    with pytest.raises(ValueError, match=r"^workers=0: expected at least 1$"):
         synthetic.load_sets(SMALL, tmp_path, 0)
 
 
@@ -343,7 +346,7 @@ def test_nearest_beside_brute_force_and_scikit_learn(k):
 
 @pytest.mark.parametrize("duplicates", [1, 3, 11])
 def test_the_first_is_left_out_by_its_place(duplicates):
-    """C70: its duplicates are neighbours, itself is not."""
+    """Its duplicates are neighbours, itself is not."""
     sets = SETS.clone()
     sets[:, 12 - duplicates :] = sets[:, :1]
     assert indices(sets, duplicates) == [list(range(12 - duplicates, 12))] * 40
@@ -384,7 +387,7 @@ def test_the_order_of_the_others_is_nothing_to_the_centroid():
 @pytest.mark.parametrize("k", [-1, 0, 13])
 def test_a_bad_k_is_named(k):
     for call in (synthetic.nearest, synthetic.centroids):
-        with pytest.raises(ValueError, match=f"^k={k}: must be from 1 to 12"):
+        with pytest.raises(ValueError, match=f"^k={k}: expected a number from 1 to 12"):
             call(SETS, k)
 
 

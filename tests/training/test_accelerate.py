@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
+def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):
     folders = {}
     for word in ("--compile", "--no-compile"):
         main(ppo, [*PAPER, "--total-timesteps", "96", "--dropout", "0", "--run-dir", str(tmp_path / word), word])
@@ -39,7 +39,7 @@ def test_a_compiled_run_is_the_same_but_for_rounding(tmp_path):  # C57, C58
 
 
 @needs_compiler
-def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path, monkeypatch):  # C58
+def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path, monkeypatch):
     graphs, log = [], StoppedRun.log
 
     def counted(run, *given):

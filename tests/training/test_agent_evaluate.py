@@ -7,7 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import GAMES, each_head_and, load_agent, train_tiny
+from cases import GAME_IDS, HEADS, by_default
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -15,14 +16,19 @@ import torch
 from PIL import Image
 
 from noisy_envs import registration
-from noisy_envs.baselines import reference_returns
+from noisy_envs.baselines import baseline_returns
 from noisy_envs.games.box_world_levels import draw_level
-from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
+from noisy_envs.rendering.playback import make_playback
+from noisy_envs.training import envs, evaluation
 from noisy_envs.training.checkpoint import save_checkpoint
+from noisy_envs.training.envs import env_kwargs, game_of, make_envs, make_eval_envs, with_start_of
+from noisy_envs.training.evaluation import known_levels, make_eval_agent, record_episode
+from noisy_envs.training.main import main
+from noisy_envs.training.settings import load_args, parse
 
-CENTROID, BOX = GAMES["simple_centroid"], GAMES["box_world"]
-SHORT = ["--options", "max_steps=3"]  # an episode, so that films are
-SMALL_BOX = ["--env-id", BOX, "--options", "size=6", "max_steps=3"]
+CENTROID, BOX = GAME_IDS["simple_centroid"], GAME_IDS["box_world"]
+SHORT = ["--env-kwargs", "max_steps=3"]  # an episode, so that films are
+SMALL_BOX = ["--env-id", BOX, "--env-kwargs", "size=6", "max_steps=3"]
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +51,20 @@ def files(folder):
 
 def evaluate(ppo, folder, *words):
     """Evaluate into a new folder: the rows, as they are written."""
-    ppo.main(["--evaluate", *map(str, words), "--run-dir", str(folder)])
+    main(ppo, ["--evaluate", *map(str, words), "--run-dir", str(folder)])
     (found,) = folder.iterdir()
     return json.loads((found / "evaluation.json").read_text())["results"], found
 
 
-@pytest.mark.parametrize("choice", ["best", "sampled"])
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("choice", ["--eval-deterministic", "--no-eval-deterministic"])
+@pytest.mark.parametrize("game", GAME_IDS)
 def test_an_evaluation_repeats_the_runs_own_and_leaves_its_folder_alone(ppo, game, choice, tmp_path):
-    words = ["--env-id", GAMES[game], "--preset", "fast", "--eval-actions", choice, *SHORT]
+    words = ["--env-id", GAME_IDS[game], "--preset", "fast", choice, *SHORT]
     summary, run = train_tiny(ppo, tmp_path / "run", *words)
     before = files(run)
     first, second = (evaluate(ppo, tmp_path / name, run)[0] for name in ("first", "second"))
     assert first == second and len(first) == 1
-    names = ("score", "score_95", "return", "return_95", "return_random", "return_oracle", "options", "env_id")
+    names = ("score", "score_95", "return", "return_95", "return_random", "return_oracle", "env_kwargs", "env_id")
     assert [first[0][name] for name in names] == [summary[name] for name in names]
     assert files(run) == before
 
@@ -66,10 +72,10 @@ def test_an_evaluation_repeats_the_runs_own_and_leaves_its_folder_alone(ppo, gam
 def test_more_episodes_or_other_actions_are_played_when_asked(ppo, trained, tmp_path):
     summary, run = trained[4]
     (more,), _ = evaluate(ppo, tmp_path / "more", run, "--eval-episodes", "4")
-    (drawn,), _ = evaluate(ppo, tmp_path / "drawn", run, "--eval-actions", "sampled")
+    (drawn,), _ = evaluate(ppo, tmp_path / "drawn", run, "--no-eval-deterministic")
     (seeded,), _ = evaluate(ppo, tmp_path / "seeded", run, "--seed", "2")
     assert len({summary["return"], more["return"], drawn["return"], seeded["return"]}) == 4
-    assert (drawn["eval_actions"], more["eval_actions"]) == ("sampled", "best")
+    assert (drawn["eval_deterministic"], more["eval_deterministic"]) == (False, True)
 
 
 def test_what_is_asked_for_episodes_holds_for_all_checkpoints(ppo, trained, tmp_path):
@@ -81,25 +87,26 @@ def test_what_is_asked_for_episodes_holds_for_all_checkpoints(ppo, trained, tmp_
 
 
 def test_a_word_holds_for_all_checkpoints_though_it_is_the_firsts_own_setting(ppo, trained, tmp_path):
-    words = ["--env-id", "noisy_envs/SimpleCentroid-1v3v28-v0", "--preset", "fast", "--eval-actions", "sampled"]
+    words = ["--env-id", "noisy_envs/SimpleCentroid-1v3v28-v0", "--preset", "fast", "--no-eval-deterministic"]
     _, other = train_tiny(ppo, tmp_path / "run", *words, *SHORT)
-    asked = ["--env-id", CENTROID, "--eval-actions", "best"]
+    asked = ["--env-id", CENTROID, "--eval-deterministic"]
     rows, _ = evaluate(ppo, tmp_path / "out", trained[4][1], other, *asked)
-    assert [(row["env_id"], row["eval_actions"]) for row in rows] == [(CENTROID, "best")] * 2
+    assert [(row["env_id"], row["eval_deterministic"]) for row in rows] == [(CENTROID, True)] * 2
     rows, _ = evaluate(ppo, tmp_path / "own", trained[4][1], other)
-    assert [(row["env_id"], row["eval_actions"]) for row in rows] == [(CENTROID, "best"), (words[1], "sampled")]
+    assert [(row["env_id"], row["eval_deterministic"]) for row in rows] == [(CENTROID, True), (words[1], False)]
 
 
 def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
-    assert registration.held_out(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
-    assert registration.held_out(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
-    assert registration.held_out(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
+    assert registration.eval_levels(BOX, {"start_level": 100_000, "num_levels": 5}, {}) == {}
+    assert registration.eval_levels(BOX, {"start_level": 99_999, "num_levels": 5}, {}) == {"start_level": 100_000}
+    assert registration.eval_levels(BOX, {"num_levels": 7}, {"start_level": 7, "num_levels": 3}) == {}
 
 
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
-        args = ppo.parse(["--seed", str(seed), "--num-envs", "512"])
-        seen = [set(ppo.make_envs(args, 512, purpose)[0].worlds.seed.tolist()) for purpose in ("train", "evaluate")]
+        args = parse(ppo, ["--seed", str(seed), "--num-envs", "512"])
+        played = make_envs(args).reset().envs, make_eval_envs(args, 512)[0].batch_state
+        seen = [set(state.seed.tolist()) for state in played]
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
 
@@ -109,30 +116,29 @@ BANKS = [[], ["num_levels=300000"], ["start_level=200000", "num_levels=9"]]
 @pytest.mark.parametrize("other", [*BANKS, ["start_level=5", "num_levels=9"]])
 @pytest.mark.parametrize("options", BANKS)
 def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo, options, other, monkeypatch):
-    args = ppo.parse(["--env-id", BOX, "--options", "max_steps=2", *options])
-    core, made = ppo.game_of(args), []
-    monkeypatch.setattr(
-        ppo, "make_envs", lambda *words, make=ppo.make_envs, **rest: made.append(make(*words, **rest)) or made[-1]
-    )
-    monkeypatch.setattr(
-        ppo,
-        "ParallelTokenEnv",
-        lambda *words, **options: made.append((ParallelTokenEnv(*words, **options),)) or made[-1][0],
-    )
-    train, _ = ppo.make_envs(args, 50, "train")
-    agent = ppo.plain_agent(args, train)
-    asked = dataclasses.replace(args, options=("max_steps=2", *other))
-    ppo.evaluate(agent, asked, 50, args)
-    ppo.film(agent, asked, args)
-    bank = range(core.start_level, core.start_level + core.num_levels)
+    args = parse(ppo, ["--env-id", BOX, "--env-kwargs", "max_steps=2", *options])
+    game, made = game_of(args), []
+
+    def keeping(make):
+        return lambda *words, **options: made.append(make(*words, **options)) or made[-1]
+
+    monkeypatch.setattr(envs, "make_vec", keeping(envs.make_vec))
+    monkeypatch.setattr(evaluation, "make_playback", keeping(make_playback))
+    make_envs(dataclasses.replace(args, num_envs=50))
+    agent = make_eval_agent(ppo, args, made[0])
+    asked = dataclasses.replace(args, env_kwargs=("max_steps=2", *other))
+    evaluation.evaluate(agent, asked, 50, args)
+    record_episode(agent, asked, args)
+    bank = range(game.start_level, game.start_level + game.num_levels)
+    train, evaluated, filmed = made
     assert all(level in bank for level in train.state.level.tolist())
-    assert not any(level in bank for level in made[1][0].state.level.tolist())
-    assert int(made[2][0]._episode.state.level[0]) not in bank
+    assert not any(level in bank for level in evaluated.state.level.tolist())
+    assert int(filmed.state.level[0]) not in bank
 
 
 def test_the_first_folder_need_not_be_a_run(ppo, trained, tmp_path):
     run = trained[28][1]
-    assert ppo.parse(["--evaluate", str(tmp_path), str(run)]) == ppo.parse(["--evaluate", str(run)])
+    assert parse(ppo, ["--evaluate", str(tmp_path), str(run)]) == parse(ppo, ["--evaluate", str(run)])
 
 
 def test_the_film_is_of_the_first_run_at_the_first_noise_and_says_so(ppo, trained, tmp_path, capsys):
@@ -151,7 +157,7 @@ def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, traine
     assert [row["run"] for row in found] == [str(run) for _, run in trained.values() for _ in noises]
     for row in found:
         start = {} if row["evaluated"] == row["trained"] else {"spread": {4: 2.0, 28: 2.5}[row["trained"]]}
-        random, oracle = reference_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"], **start})
+        random, oracle = baseline_returns(CENTROID, {"max_steps": 3, "num_noise": row["evaluated"], **start})
         assert (row["return_random"], row["return_oracle"]) == (random, oracle)
         assert row["score"] == pytest.approx((row["return"] - random) / (oracle - random))
         assert row["score_95"][0] <= row["score"] <= row["score_95"][1]
@@ -165,69 +171,70 @@ def test_a_matrix_has_a_row_for_each_run_and_a_column_for_each_noise(ppo, traine
 TRAINED = {  # settings of training, and how far agents and signal start from the origin then
     "the id": ([], 2.0),
     "noise": (["--num-noise", "28"], 2.5),
-    "range": (["--options", "num_noise=(0, 28)"], 2.5),
-    "ranges": (["--options", "num_signal=(1, 35)", "num_noise=(0, 28)"], 3.0),
-    "own spread": (["--options", "num_noise=(0, 28)", "spread=1.5"], 1.5),
+    "range": (["--env-kwargs", "num_noise=(0, 28)"], 2.5),
+    "ranges": (["--env-kwargs", "num_signal=(1, 35)", "num_noise=(0, 28)"], 3.0),
+    "own spread": (["--env-kwargs", "num_noise=(0, 28)", "spread=1.5"], 1.5),
     "an id of the paper": (["--env-id", "noisy_envs/SimpleCentroid-1v1v30-v0", "--preset", "fast"], 2.5),
 }
 
 
 @pytest.mark.parametrize(("words", "spread"), TRAINED.values(), ids=TRAINED)
 def test_other_noise_moves_neither_agents_nor_signal(ppo, words, spread):
-    own = ppo.parse(words)
+    own = parse(ppo, words)
     asked = [dataclasses.replace(own, num_noise=(noise,), evaluate=("run",)) for noise in (0, 28, 60)]
-    if own.options == ():
-        asked.append(dataclasses.replace(own, options=("num_noise=(0, 60)",), num_noise=()))
+    if own.env_kwargs == ():
+        asked.append(dataclasses.replace(own, env_kwargs=("num_noise=(0, 60)",), num_noise=()))
     starts = [
-        ppo.make_envs(args, 512, "evaluate", trained=own)[0].state.mover
-        for args in (own, *(ppo.as_trained(args, own) for args in asked))
+        make_eval_envs(args, 512, own)[0].state.mover for args in (own, *(with_start_of(args, own) for args in asked))
     ]
     assert all(torch.equal(start, starts[0]) for start in starts)
     assert 0.99 * spread < starts[0][..., :2].abs().max() <= spread * (1 + 1e-6)
 
 
 def test_another_id_starts_as_the_trained_one(ppo):
-    own, asked = ppo.parse([]), ppo.parse(["--env-id", "noisy_envs/SimpleCentroid-1v1v30-v0"])
-    assert ppo.env_options(ppo.as_trained(asked, own)) == {"spread": 2.0}
-    assert ppo.env_options(ppo.as_trained(own, asked)) == {"spread": 2.5}
+    own, asked = parse(ppo, []), parse(ppo, ["--env-id", "noisy_envs/SimpleCentroid-1v1v30-v0"])
+    assert env_kwargs(with_start_of(asked, own)) == {"spread": 2.0}
+    assert env_kwargs(with_start_of(own, asked)) == {"spread": 2.5}
 
 
 def test_a_start_does_not_tell_how_much_noise_a_range_drew(ppo):
     reach = {}
     for told in ([], ["spread=None"]):  # the paper's rule, if it is asked for
-        args = ppo.parse(["--options", "num_noise=(0, 252)", *told])
-        state = ppo.make_envs(args, 4096, "train")[0].state
+        args = parse(ppo, ["--env-kwargs", "num_noise=(0, 252)", *told])
+        state = make_envs(dataclasses.replace(args, num_envs=4096)).reset().envs.state
         noise = (state.landmark[..., 4] >= 0).sum(dim=1)
         reach[bool(told)] = [state.mover[few, :, :2].abs().max().item() for few in (noise < 12, noise > 200)]
     assert min(reach[False]) > 3.9 and reach[True][0] <= 2 and reach[True][1] > 3.9
 
 
 def test_references_are_of_the_start_that_was_played(ppo):
-    own = ppo.parse([])
-    found = [ppo.references(ppo.as_trained(dataclasses.replace(own, num_noise=(noise,)), own)) for noise in (0, 28, 60)]
-    assert found[0] == found[1] == found[2] and found[0].oracle == pytest.approx(ppo.references(own).oracle, abs=0.01)
+    own = parse(ppo, [])
+    asked = [dataclasses.replace(own, num_noise=(noise,)) for noise in (0, 28, 60)]
+    found = [envs.baseline_returns(with_start_of(args, own)) for args in asked]
+    assert found[0] == found[1] == found[2]
+    assert found[0].oracle == pytest.approx(envs.baseline_returns(own).oracle, abs=0.01)
 
 
-SMALL = ["--env-id", BOX, "--options", "size=3", "num_distractors=0", "num_levels=2000", "max_steps=3"]
+SMALL = ["--env-id", BOX, "--env-kwargs", "size=3", "num_distractors=0", "num_levels=2000", "max_steps=3"]
 
 
 def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_path, capsys):
     summary, run = train_tiny(ppo, tmp_path / "run", *SMALL, "--eval-episodes", "200")
-    recipe = ppo.game_of(ppo.load_args(run)).recipe
-    args = ppo.load_args(run)
-    asked = ppo.make_envs(args, 200, "evaluate")[0].state.level.tolist()
+    config = game_of(load_args(ppo, run)).level_config
+    args = load_args(ppo, run)
+    asked = make_eval_envs(args, 200)[0].state.level.tolist()
     assert not set(asked) & set(range(2000))
-    bank = {draw_level(recipe, number) for number in range(2000)}
-    share = np.mean([draw_level(recipe, number) in bank for number in asked])
+    bank = {draw_level(config, number) for number in range(2000)}
+    share = np.mean([draw_level(config, number) in bank for number in asked])
     assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
     told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
     others = range(10_000, 20_000)
-    new = next(n for n in others if not bank & {draw_level(recipe, number) for number in range(n, n + 3)})
+    new = next(n for n in others if not bank & {draw_level(config, number) for number in range(n, n + 3)})
     options = ("size=3", "num_distractors=0", "max_steps=3", f"start_level={new}", "num_levels=3")
-    assert ppo.overlap(dataclasses.replace(args, options=options), args) == {"known_levels": 0.0}
+    assert known_levels(dataclasses.replace(args, env_kwargs=options), args) == {"known_levels": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -236,36 +243,50 @@ def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_
     ids=["large", "none", "foreign"],
 )
 def test_where_levels_hardly_repeat_none_is_looked_for(ppo, words, share):
-    args = ppo.parse(words or ["--env-id", BOX])
+    args = parse(ppo, words or ["--env-id", BOX])
     start = time.perf_counter()
-    assert ppo.overlap(args, args) == share and time.perf_counter() - start < 1
+    assert known_levels(args, args) == share and time.perf_counter() - start < 1
 
 
 GAME_WORDS = {
     "simple_centroid": [*SHORT],
     "simple_centroid, padded": [*SHORT, "num_noise=(0,3)", "num_signal=(1,9)"],
-    "simple_tag": ["--env-id", GAMES["simple_tag"], *SHORT],
-    "simple_tag, padded": ["--env-id", GAMES["simple_tag"], *SHORT, "num_obstacles=(0,9)"],
+    "simple_tag": ["--env-id", GAME_IDS["simple_tag"], *SHORT],
+    "simple_tag, padded": ["--env-id", GAME_IDS["simple_tag"], *SHORT, "num_obstacles=(0,9)"],
     "box_world": SMALL_BOX,
 }
 
 
-@each_head_and("game", GAME_WORDS)
+@by_default(
+    ("head", "game"),
+    [
+        ("adapool", "simple_centroid"),
+        ("adapool", "box_world"),
+        ("avgpool", "simple_centroid, padded"),
+        ("clstoken", "simple_tag"),
+        ("maxpool", "simple_tag, padded"),
+    ],
+    product(HEADS, GAME_WORDS),
+)
 def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch, capsys):
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])
     shown = []
 
-    class Watched(ParallelTokenEnv):
-        def render(self, weights=None):
-            if weights is not None:
-                tokens = self._observe()[self.agents[0]]
-                shown.append(
-                    (weights, self.token_spec.mask(tokens) if self.token_spec.padded else np.ones(len(tokens)))
-                )
-            return super().render(weights)
+    def watched(*words):
+        playback = make_playback(*words)
+        render, spec = playback.render, playback.token_spec
 
-    monkeypatch.setattr(ppo, "ParallelTokenEnv", Watched)
+        def rendered(weights=None, overlay=None):
+            if weights is not None:
+                tokens = playback.tokens[0]
+                shown.append((weights, spec.mask(tokens) if spec.padded else np.ones(len(tokens))))
+            return render(weights, overlay)
+
+        playback.render = rendered
+        return playback
+
+    monkeypatch.setattr(evaluation, "make_playback", watched)
     evaluate(ppo, tmp_path / "out", run, "--record", tmp_path / "new" / "x.gif")
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"in {tmp_path / 'new' / 'x.gif'}")
     with Image.open(tmp_path / "new" / "x.gif") as film:
@@ -286,7 +307,7 @@ def test_an_evaluation_outlives_a_film_that_fails(ppo, trained, tmp_path, monkey
     def fail(*_):
         raise OSError("no space for the film")
 
-    monkeypatch.setattr(ppo, "film", fail)
+    monkeypatch.setattr(evaluation, "record_episode", fail)
     with pytest.raises(SystemExit, match=r"^error: no space for the film$"):
         evaluate(ppo, tmp_path / "out", trained[4][1], "--record", tmp_path / "x.gif")
     (folder,) = (tmp_path / "out").iterdir()
@@ -311,9 +332,9 @@ def damage(folder, how):
         content["args"]["old_setting"] = content["args"].pop("gamma")
         torch.save(content, path)
     elif how == "another head's":
-        torch.save({**content, "head": "MaxPool"}, path)
+        torch.save({**content, "file": "ppo_maxpool"}, path)
     elif how == "another network's":
-        torch.save({**content, "args": {**content["args"], "hidden_dim": 16}}, path)
+        torch.save({**content, "args": {**content["args"], "embed_dim": 16}}, path)
     elif how == "missing":
         path.unlink()
     return path
@@ -321,16 +342,16 @@ def damage(folder, how):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_envs", "4"), ("hidden_dim", [32]), ("env_id", 3), ("device", 0), ("gamma", None), ("seed", 1.5),
-     ("anneal_lr", "no"), ("run_dir", None), ("options", "max_steps=3")],
+    [("num_envs", "4"), ("embed_dim", [32]), ("env_id", 3), ("device", 0), ("gamma", None), ("seed", 1.5),
+     ("anneal_lr", "no"), ("run_dir", None), ("env_kwargs", "max_steps=3")],
 )  # fmt: skip
 def test_a_setting_of_another_kind_is_refused(ppo, trained, name, value, tmp_path):
     content = torch.load(trained[4][1] / "checkpoint.pt")
     save_checkpoint(tmp_path / "checkpoint.pt", {**content, "args": {**content["args"], name: value}})
     with pytest.raises(SystemExit) as end:
-        ppo.main(["--evaluate", str(tmp_path), "--run-dir", str(tmp_path / "out")])
-    told = str(end.value)
-    assert told.startswith(f"error: {tmp_path / 'checkpoint.pt'} is no checkpoint") and f"{name}={value!r}" in told
+        main(ppo, ["--evaluate", str(tmp_path), "--run-dir", str(tmp_path / "out")])
+    kind = "str" if name == "run_dir" else type(getattr(ppo.Args(), name)).__name__  # a path is saved as a text
+    assert str(end.value) == f"error: {tmp_path / 'checkpoint.pt'}: {name}={value!r}: expected a value of type {kind}"
 
 
 DAMAGES = ["cut short", "empty", "text", "a tensor", "another program's", "another version's", "another head's"]
@@ -350,7 +371,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
         place
     ]
     with pytest.raises(SystemExit) as error:
-        ppo.main([*map(str, words), "--run-dir", str(tmp_path / "out")])
+        main(ppo, [*map(str, words), "--run-dir", str(tmp_path / "out")])
     message = str(error.value)
     assert (
         message.startswith("error: ") and str(bad) in message and len(message.splitlines()) == 1 and len(message) < 600
@@ -362,7 +383,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
     if how == "another version's":
         assert "'gamma', 'old_setting'" in message
     if how == "another head's":
-        assert message.endswith("MaxPool: must be AdaPool, this file's; use agents/ppo_maxpool.py")
+        assert message.endswith(
+            " is a checkpoint of ppo_maxpool.py: expected one of ppo_adapool.py; use agents/ppo_maxpool.py"
+        )
 
 
 @pytest.mark.parametrize(
@@ -370,20 +393,20 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
     [
         (["--num-noise", "4", "-1"], "num_noise=-1: must be at least 0"),
         (["--env-id", BOX], f"env_id='{BOX}': "),
-        (["--env-id", BOX], f" learned another game, {CENTROID}"),
-        (["--env-id", "noisy_envs/SimpleTag-v0", "--options"], "env_id='noisy_envs/SimpleTag-v0': "),
-        (["--hidden-dim", "16"], "weights of another network"),
-        (["--options", "colour=3"], "unexpected keyword argument 'colour'"),
-        (["--record", "x.avi"], "must end in .gif or .mp4, got x.avi"),
-        (["--resume", "there"], "resume='there': not with --evaluate"),
-        (["--eval-episodes", "0"], "eval_episodes=0: must be from 1 to"),
+        (["--env-id", BOX], f" was trained on another game, {CENTROID}"),
+        (["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs"], "env_id='noisy_envs/SimpleTag-v0': "),
+        (["--embed-dim", "16"], "weights of another network"),
+        (["--env-kwargs", "colour=3"], "unexpected keyword argument 'colour'"),
+        (["--record", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
+        (["--resume", "there"], "resume='there': not together with --evaluate"),
+        (["--eval-episodes", "0"], "eval_episodes=0: expected a number from 1 to"),
         (["--device", "meta"], "device='meta'"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
 def test_what_cannot_be_evaluated_is_refused_in_one_line(ppo, trained, words, told, tmp_path):
     with pytest.raises(SystemExit) as error:
-        ppo.main(["--evaluate", str(trained[4][1]), *words, "--run-dir", str(tmp_path)])
+        main(ppo, ["--evaluate", str(trained[4][1]), *words, "--run-dir", str(tmp_path)])
     assert told in str(error.value) and str(error.value).startswith("error: ") and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -391,32 +414,42 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(ppo, trained, words, to
 def test_box_world_has_no_noise_to_evaluate(ppo, trained, tmp_path):
     _, run = train_tiny(ppo, tmp_path / "run", *SMALL_BOX)
     for paths in ([run], [trained[4][1], run]):
-        with pytest.raises(
-            SystemExit,
-            match=rf"^error: num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others$",
-        ):
-            ppo.main(["--evaluate", *map(str, paths), "--num-noise", "4", "28", "--run-dir", str(tmp_path / "out")])
+        with pytest.raises(SystemExit) as end:
+            main(ppo, ["--evaluate", *map(str, paths), "--num-noise", "4", "28", "--run-dir", str(tmp_path / "out")])
+        supported = f"SimpleCentroid, SimpleTag and {registration.OTHER}"
+        assert str(end.value) == f"error: num_noise=4: {BOX} has no such option, only {supported}"
     assert not (tmp_path / "out").exists()
 
 
 def test_evaluate_without_a_checkpoint_does_not_train(ppo, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
-        ppo.main(["--run-dir", str(tmp_path), "--evaluate"])
+        main(ppo, ["--run-dir", str(tmp_path), "--evaluate"])
     assert error.value.code == 2 and "--evaluate: expected at least one argument" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_older_checkpoints_do_not_tell_their_head_and_are_evaluated(ppo, trained, tmp_path):
-    summary, run = trained[4]
-    content = torch.load(run / "checkpoint.pt")
-    assert content.pop("head") == "AdaPool"
-    save_checkpoint(tmp_path / "old.pt", content)
-    assert evaluate(ppo, tmp_path / "out", tmp_path / "old.pt")[0][0]["return"] == summary["return"]
+def test_a_checkpoint_that_names_no_agent_or_has_other_settings_is_refused_in_one_line(ppo, trained, tmp_path):
+    """Checkpoints of older versions have both."""
+    content = torch.load(trained[4][1] / "checkpoint.pt")
+    assert content.pop("file") == "ppo_adapool"
+    old = {"hidden_dim": 32, **content["args"]}
+    del old["embed_dim"]
+    other = "was written by another version of this agent: the settings ['embed_dim', 'hidden_dim'] differ"
+    for name, args, reason in (
+        ("old.pt", old, other),
+        ("nameless.pt", content["args"], "is no checkpoint of agents/ppo_*.py: it names no agent"),
+    ):
+        path = tmp_path / name
+        save_checkpoint(path, {**content, "head": "AdaPool", "args": args})
+        with pytest.raises(SystemExit) as end:
+            evaluate(ppo, tmp_path / "out", path)
+        assert str(end.value) == f"error: {path} {reason}"
+    assert not (tmp_path / "out").exists()
 
 
 def test_sizes_of_an_update_do_not_matter_to_an_evaluation(ppo, tmp_path):
-    few = ["--num-agents", "3", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "192"]
-    _, run = train_tiny(ppo, tmp_path / "run", *few, "--total-timesteps", "192", *SHORT)
+    few = ["--learners", "all", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "192"]
+    _, run = train_tiny(ppo, tmp_path / "run", *few, "--total-timesteps", "192", *SHORT, "num_agents=3")
     for number in (1, 4):  # of which 64 and 256 steps were an update
-        rows, _ = evaluate(ppo, tmp_path / str(number), run, "--num-agents", number)
+        rows, _ = evaluate(ppo, tmp_path / str(number), run, *SHORT, f"num_agents={number}")
         assert np.isfinite(rows[0]["return"])

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import combinations
 
 import pytest
-from conftest import HEADS, ROOT, load_agent
+from cases import HEADS
+from helpers import ROOT, load_agent
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -168,7 +169,7 @@ def test_each_agent_learns_from_one_batch(head):
 
 @pytest.mark.slow
 @each_head
-def test_three_times_the_rate_stays_finite(head, tmp_path):  # C59
+def test_three_times_the_rate_stays_finite(head, tmp_path):
     words = ["--learning-rate", "0.012", "--no-anneal-lr", "--total-timesteps", str(200 * 2048), "--num-envs", "16"]
     words += ["--minibatch-size", "512", "--run-dir", str(tmp_path), "--eval-episodes", "3", "--no-capture-video"]
     main(load_agent(head), words)  # a loss that is not finite would end it

@@ -1,4 +1,4 @@
-"""Comparing heads: what is missing runs, and no more; what is killed resumes; what fails is told; numbers by hand."""
+"""Comparing agents: only missing runs start, killed ones resume, failures are reported, numbers match those by hand."""
 
 import errno
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
@@ -27,24 +27,18 @@ ROOT = Path(__file__).parents[2]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
 TRAINED = ["--total-timesteps", "256"]
 
-# Stands for an agent: its interface, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once, "stop" as
-# if asked to, "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a score of
-# "nan"; all seeds can "wait" for Ctrl-C.
+# A fake agent: the command line of a real one, in milliseconds. `trouble` is how seed 2 behaves: it can "fail" at once,
+# "stop" as if by Ctrl-C, "kill" itself after its checkpoint, "orphan" itself by killing its parent, kill "both", have a
+# score of "nan"; all seeds can "wait" for Ctrl-C.
 AGENT = """
 import json, os, pathlib, signal, sys, time
-def parse(words):
-    if "--total-timestep" in words:
-        print("╭─ Unrecognized ─╮\\n│ Unrecognized options: --total-timestep │\\n│ For help, run --help │\\n╰───╯")
-        sys.exit(2)
-    if "1" in words[words.index("--no-gif"):]:
-        raise ValueError("total_timesteps=1: too few")
 def main():
-    words = sys.argv[1:]
-    option = dict(zip(words[::2], words[1::2])) if "--no-gif" not in words else {
-        name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--no-gif"}
+    args = sys.argv[1:]
+    option = dict(zip(args[::2], args[1::2])) if "--no-capture-video" not in args else {
+        name: args[args.index(name) + 1] for name in args if name.startswith("--") and name != "--no-capture-video"}
     trouble = os.environ.get("TROUBLE")
     with open(os.environ["CALLS"], "a") as calls:
-        calls.write(" ".join(words) + "\\n")
+        calls.write(" ".join(args) + "\\n")
     if "--resume" in option:
         folder = pathlib.Path(option["--resume"])
         option = json.loads((folder / "checkpoint.pt").read_text())
@@ -74,15 +68,15 @@ def main():
             time.sleep(0.5)  # in which a second Ctrl-C would end it
             (folder / "saved").touch()
             sys.exit("saved")
-    level, seed = option["--env-id"], int(option["--seed"])
-    score = round((0.9 if "1v31v0" in level else 0.3) + 0.01 * seed**2, 6)
+    env_id, seed = option["--env-id"], int(option["--seed"])
+    score = round((0.9 if "1v31v0" in env_id else 0.3) + 0.01 * seed**2, 6)
     rows = "".join(f"{64 * step},{seed * step - 5 - ('avgpool' in sys.argv[0])}\\n" for step in range(1, 4 + seed))
     (folder / "metrics.csv").write_text("global_step,charts/episodic_return\\n" + rows)
-    changed = option.get("--options")
+    changed = option.get("--env-kwargs")
     summary = {
-        "options": {changed.partition("=")[0]: json.loads(changed.partition("=")[2])} if changed else {},
+        "env_kwargs": {changed.partition("=")[0]: json.loads(changed.partition("=")[2])} if changed else {},
         "return_random": -7.0 if changed else -2.0, "return_oracle": -1.0,
-        "env_id": level, "agent": pathlib.Path(__file__).stem, "seed": seed,
+        "env_id": env_id, "agent": pathlib.Path(__file__).stem, "seed": seed,
         "score": None if trouble == "nan" and seed == 2 else score, "versions": {"commit": "abc" + str(seed)},
         "settings": {"total_timesteps": int(option.get("--total-timesteps", 64)), "dropout": 0.0, "anneal_lr": True,
                      "num_noise": [int(option["--num-noise"])] if "--num-noise" in option else []},
@@ -114,16 +108,17 @@ class Field:
             (folder / f"ppo_{head}.py").write_text(AGENT)
         monkeypatch.setenv("CALLS", str(folder / "calls"))
         monkeypatch.delenv("TROUBLE", raising=False)
+        monkeypatch.setattr(compare, "check_agent_args", lambda job: None)  # takes seconds, for it imports torch
 
     def trouble(self, kind):
         self.monkeypatch.setenv("TROUBLE", kind)
 
-    def words(self, *words, heads=("avgpool", "adapool"), levels=(NOISY, CLEAN), seeds="123", passed=TRAINED):
-        own = ["--out", str(self.out), "--agents-dir", str(self.folder), "--heads", *heads, "--env-ids", *levels]
-        return [*own, "--seeds", *seeds, *words, "--", *passed]
+    def arguments(self, *args, agents=("avgpool", "adapool"), env_ids=(NOISY, CLEAN), seeds="123", passed=TRAINED):
+        fixed = ["--out", str(self.out), "--agents-dir", str(self.folder), "--agents", *agents, "--env-ids", *env_ids]
+        return [*fixed, "--seeds", *seeds, *args, "--", *passed]
 
-    def run(self, *words, **options):
-        compare.main(self.words(*words, **options))
+    def run(self, *args, **options):
+        compare.main(self.arguments(*args, **options))
 
     def calls(self):
         path = self.folder / "calls"
@@ -140,22 +135,22 @@ def field(tmp_path, monkeypatch):
     return Field(tmp_path, monkeypatch)
 
 
-def test_every_cell_runs_once_and_a_second_call_runs_nothing(field, capsys):
+def test_every_job_runs_once_and_a_second_call_runs_nothing(field, capsys):
     field.run("--jobs", "2")
     calls = field.calls()
     assert len(calls) == len(set(calls)) == 2 * 2 * 3
-    assert all(call.endswith(" --no-gif --total-timesteps 256") for call in calls)
+    assert all(call.endswith(" --no-capture-video --total-timesteps 256") for call in calls)
     for name in ("SimpleCentroid-1v1v30-v0", "SimpleCentroid-1v31v0-v0"):
         for seed in (1, 2, 3):
             assert len(list((field.out / name / "adapool" / f"seed-{seed}").glob("*/summary.json"))) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "12 runs, 0 of them done before" and "[12/12]" in shown[-2] and "score 0." in shown[-2]
+    assert shown[0] == "12 runs, 0 already finished" and "[12/12]" in shown[-2] and "score 0." in shown[-2]
     assert shown[1].startswith("starting SimpleCentroid-1v31v0-v0 avgpool seed ") and shown[1].endswith("/log.txt")
     assert sum(line.startswith("starting ") for line in shown) == 12
     before = (field.out / "results.json").read_text()
     field.run("--jobs", "2")
     assert not field.calls() and (field.out / "results.json").read_text() == before
-    assert "12 runs, 12 of them done before" in capsys.readouterr().out
+    assert "12 runs, 12 already finished" in capsys.readouterr().out
     field.run(seeds="1234")
     assert len(field.calls()) == 4
 
@@ -165,19 +160,19 @@ def test_a_full_disk_ends_with_one_line_that_names_the_file(field, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(checkpoint, "write_atomically", full)
-    told = r"^error: \[Errno 28\] .*command\.json'; once that is mended, go on with the same command$"
-    with pytest.raises(SystemExit, match=told):
+    message = r"^error: \[Errno 28\] .*command\.json'; once that is fixed, resume with the same command$"
+    with pytest.raises(SystemExit, match=message):
         field.run()
     assert not field.calls()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
 def test_a_summary_of_something_else_is_named(field, text):
-    field.run(seeds="1", heads=("avgpool",), levels=(CLEAN,))
+    field.run(seeds="1", agents=("avgpool",), env_ids=(CLEAN,))
     (path,) = field.out.glob("*/*/*/*/summary.json")
     path.write_text(text)
     with pytest.raises(SystemExit, match=rf"^error: {re.escape(str(path))} is (damaged|not what this program wrote)"):
-        field.run(seeds="1", heads=("avgpool",), levels=(CLEAN,))
+        field.run(seeds="1", agents=("avgpool",), env_ids=(CLEAN,))
 
 
 def test_the_tables_numbers_by_hand(field):
@@ -196,11 +191,11 @@ def test_the_tables_numbers_by_hand(field):
     assert "Intervals of few seeds" in table and "no score is trimmed" not in table
 
 
-@pytest.mark.parametrize(("seeds", "told"), [("1", "0.910, n = 1"), ("12", "0.925, n = 2")])
-def test_fewer_than_three_seeds_have_no_interval(field, seeds, told):
+@pytest.mark.parametrize(("seeds", "cell"), [("1", "0.910, n = 1"), ("12", "0.925, n = 2")])
+def test_fewer_than_three_seeds_have_no_interval(field, seeds, cell):
     field.run(seeds=seeds)
     table = (field.out / "table.md").read_text()
-    assert re.search(rf"\| AdaPool \| {told} \| 0\.3\d\d, n = {len(seeds)} \| 0\.600 \|", table)
+    assert re.search(rf"\| AdaPool \| {cell} \| 0\.3\d\d, n = {len(seeds)} \| 0\.600 \|", table)
     assert field.results()["iqm"]["adapool"]["SimpleCentroid-1v31v0-v0"]["low"] is None
 
 
@@ -228,17 +223,17 @@ def test_curves_that_are_equal_are_both_seen(tmp_path):
 
 def test_a_killed_run_is_resumed_in_its_folder(field):
     field.trouble("kill")
-    field.run(heads=["adapool"], levels=[CLEAN])
+    field.run(agents=["adapool"], env_ids=[CLEAN])
     calls = field.calls()
     (folder,) = (field.out / "SimpleCentroid-1v31v0-v0" / "adapool" / "seed-2").glob("run-*")
     assert len(calls) == 4 and [call for call in calls if "--resume" in call] == [f"--resume {folder}"]
     assert not field.results()["missing"]
 
 
-def test_a_failing_run_is_told_and_the_others_go_on(field, capsys):
+def test_a_failing_run_is_reported_and_the_others_go_on(field, capsys):
     field.trouble("fail")
     with pytest.raises(SystemExit) as error:
-        field.run(heads=["maxpool"], levels=[CLEAN])
+        field.run(agents=["maxpool"], env_ids=[CLEAN])
     log = field.out / "SimpleCentroid-1v31v0-v0" / "maxpool" / "seed-2" / "log.txt"
     assert (
         "1 of 3 runs failed" in error.value.code
@@ -250,62 +245,64 @@ def test_a_failing_run_is_told_and_the_others_go_on(field, capsys):
     assert len(field.calls()) == 3
     assert "missing: SimpleCentroid-1v31v0-v0 maxpool seed 2: not finished" in (field.out / "table.md").read_text()
     field.monkeypatch.delenv("TROUBLE")
-    field.run(heads=["maxpool"], levels=[CLEAN])
+    field.run(agents=["maxpool"], env_ids=[CLEAN])
     assert len(field.calls()) == 1 and not field.results()["missing"]
 
 
 def test_a_run_that_somebody_stopped_has_not_failed(field, capsys):
     field.trouble("stop")
     with pytest.raises(SystemExit, match=r"1 of 3 runs failed or were stopped:\n.* seed 2: stopped, see "):
-        field.run(heads=["adapool"], levels=[CLEAN])
+        field.run(agents=["adapool"], env_ids=[CLEAN])
     assert "FAILED" not in capsys.readouterr().out and len(field.calls()) == 3
 
 
 def test_a_score_of_nan_is_named(field):
     field.trouble("nan")
-    field.run(heads=["adapool"], levels=[CLEAN])
+    field.run(agents=["adapool"], env_ids=[CLEAN])
     assert "adapool seed 2: its score is NaN" in (field.out / "table.md").read_text()
     assert field.results()["scores"]["adapool"]["SimpleCentroid-1v31v0-v0"].keys() == {"1", "3"}
 
 
 @pytest.mark.parametrize(
-    ("passed", "told"),
+    ("passed", "message"),
     [
-        (["--total-timesteps", "512"], r"total_timesteps 512 \(there 256\)"),
-        ([*TRAINED, "--dropout", "0.1"], r"dropout 0.1 \(there by default\)"),
-        ([], r"total_timesteps by default \(there 256\); give `-- --total-timesteps 256`"),
+        (["--total-timesteps", "512"], r"total_timesteps=512: expected 256, as in .*command\.json"),
+        ([*TRAINED, "--dropout", "0.1"], r"dropout=0.1: expected the default"),
+        ([], r"total_timesteps=the default: expected 256, .*; or give `-- --total-timesteps 256` or another --out"),
     ],
     ids=["other", "more", "none"],
 )
-def test_other_words_for_the_same_folder_are_refused(field, passed, told):
-    field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
+def test_other_arguments_for_the_same_folder_are_refused(field, passed, message):
+    field.run(agents=["adapool"], env_ids=[CLEAN], seeds="1")
     field.calls()
-    with pytest.raises(SystemExit, match=told):
+    with pytest.raises(SystemExit, match=message):
         field.run(passed=passed)
     assert not field.calls()
 
 
 @pytest.mark.parametrize(
-    ("passed", "told"),
+    ("passed", "message"),
     [
         (["--total-timestep", "256"], "'--total-timestep 256' after --: Unrecognized options: --total-timestep"),
-        (["--total-timesteps", "1"], "'--total-timesteps 1' after --: total_timesteps=1: too few"),
+        (["--total-timesteps", "1"], "'--total-timesteps 1' after --: total_timesteps=1: expected at least the "),
     ],
     ids=["unknown", "refused"],
 )
-def test_words_that_no_agent_takes_are_refused_before_any_run(field, passed, told):
+def test_arguments_that_an_agent_refuses_are_refused_before_any_run(tmp_path, passed, message):
+    pytest.importorskip("torch")
     with pytest.raises(SystemExit) as error:
-        field.run(passed=passed)
-    assert error.value.code == f"error: {told}" and not field.calls() and not field.out.exists()
+        compare.main(["--out", str(tmp_path / "out"), "--agents", "adapool", "--", *passed])
+    assert error.value.code.startswith(f"error: {message}") and "\n" not in error.value.code
+    assert not (tmp_path / "out").exists()
 
 
-def test_words_that_no_run_took_bind_nobody(field, capsys):
+def test_arguments_with_which_no_run_started_do_not_count(field, capsys):
     field.trouble("fail")
     with pytest.raises(SystemExit, match="failed"):
-        field.run(seeds="2", heads=["adapool"], levels=[CLEAN], passed=["--dropout", "0"])
+        field.run(seeds="2", agents=["adapool"], env_ids=[CLEAN], passed=["--dropout", "0"])
     assert "see curves.png" not in capsys.readouterr().out  # there are none
     field.monkeypatch.delenv("TROUBLE")
-    field.run(seeds="2", heads=["adapool"], levels=[CLEAN])
+    field.run(seeds="2", agents=["adapool"], env_ids=[CLEAN])
 
 
 @pytest.mark.parametrize(
@@ -313,45 +310,47 @@ def test_words_that_no_run_took_bind_nobody(field, capsys):
     [("total_timesteps", 512), ("seed", 3), ("env_id", NOISY), ("num_noise", [4]), ("agent", "ppo_x")],
 )
 def test_a_run_of_other_settings_is_refused(field, name, value):
-    field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
+    field.run(agents=["adapool"], env_ids=[CLEAN], seeds="1")
     (path,) = field.out.glob("*/*/*/*/summary.json")
     summary = json.loads(path.read_text())
     (summary if name in summary else summary["settings"])[name] = value
     path.write_text(json.dumps(summary))
-    with pytest.raises(SystemExit, match=re.escape(f"seed-1: its run has {name}={value}")):
-        field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
+    with pytest.raises(
+        SystemExit, match=rf"^error: {name}=.*: expected {re.escape(str(value))}, as in .*/seed-1/.*summary\.json"
+    ):
+        field.run(agents=["adapool"], env_ids=[CLEAN], seeds="1")
 
 
-def test_words_agree_with_what_they_mean():
-    assert compare.settings(["--a-b", "1e-3", "--no-c", "--d", "--e-f=x-y"]) == {
+def test_arguments_agree_with_what_they_mean():
+    assert compare.parse_agent_args(["--a-b", "1e-3", "--no-c", "--d", "--e-f=x-y"]) == {
         "a_b": "1e-3", "c": "False", "d": "True", "e_f": "x-y",
     }  # fmt: skip
     same = [("1e-3", 0.001), ("256", 256), ("True", True), ("False", False), ("inf", None), ("paper", "paper")]
     other = [("1e-3", 0.01), ("True", False), ("1", True), ("None", 28), ("28", None), ("paper", "fast")]
-    assert all(compare.agrees(*pair) for pair in same) and not any(compare.agrees(*pair) for pair in other)
+    assert all(compare.means(*pair) for pair in same) and not any(compare.means(*pair) for pair in other)
 
 
-def test_words_that_change_the_game_change_what_is_drawn_with_it(field):
-    field.run(heads=["avgpool"], levels=[NOISY], seeds="1", passed=[*TRAINED, "--options", "num_signal=29"])
-    assert field.results()["snr"] == {"SimpleCentroid-1v1v30-v0": 0.5}  # 30 of 60; without the words 2 of 32
-    cells = compare.plan(compare.Args(out=field.out, env_ids=(NOISY,), seeds=(1,), heads=("avgpool",)))
-    (panel,) = compare.panels(cells)
+def test_arguments_that_change_the_game_change_what_is_plotted_with_it(field):
+    field.run(agents=["avgpool"], env_ids=[NOISY], seeds="1", passed=[*TRAINED, "--env-kwargs", "num_signal=29"])
+    assert field.results()["snr"] == {"SimpleCentroid-1v1v30-v0": 0.5}  # 30 of 60; by the id 2 of 32
+    jobs = compare.plan(compare.Args(out=field.out, env_ids=(NOISY,), seeds=(1,), agents=("avgpool",)))
+    (panel,) = compare.make_panels(jobs)
     assert (panel.random, panel.oracle) == (-7, -1) and panel.title.endswith("SNR 0.5")
 
 
-def test_a_run_that_cannot_begin_is_told_at_once_and_the_others_go_on(field, capsys):
+def test_a_run_that_cannot_start_is_reported_at_once_and_the_others_go_on(field, capsys):
     folder = field.out / "SimpleCentroid-1v1v30-v0" / "avgpool"
     folder.mkdir(parents=True)
     (folder / "seed-1").write_text("no folder")
     with pytest.raises(SystemExit):
-        field.run(heads=["avgpool"], levels=[NOISY], seeds="12")
-    told = capsys.readouterr().out
-    assert told.index("avgpool seed 1: FAILED") < told.index("avgpool seed 2: score")
+        field.run(agents=["avgpool"], env_ids=[NOISY], seeds="12")
+    output = capsys.readouterr().out
+    assert output.index("avgpool seed 1: FAILED") < output.index("avgpool seed 2: score")
     assert (field.out / "table.md").is_file()
 
 
 def test_noise_levels_of_one_environment(field):
-    field.run("--num-noise", "28", "0", levels=["noisy_envs/SimpleTag-v0"], heads=["adapool"], seeds="1")
+    field.run("--num-noise", "28", "0", env_ids=["noisy_envs/SimpleTag-v0"], agents=["adapool"], seeds="1")
     assert list(field.results()["snr"]) == ["SimpleTag-v0-noise-0", "SimpleTag-v0-noise-28"]  # falling signal
     assert field.results()["snr"]["SimpleTag-v0-noise-28"] == 4 / 32
     assert sorted(call.split(" --seed")[0] for call in field.calls()) == [
@@ -359,20 +358,20 @@ def test_noise_levels_of_one_environment(field):
     ]
 
 
-def test_levels_of_noise_start_alike(field):
-    centroid, own = "noisy_envs/SimpleCentroid-v0", ["--options", "spread=2.0"]
+def test_noise_levels_start_alike(field):
+    centroid, start = "noisy_envs/SimpleCentroid-v0", ["--env-kwargs", "spread=2.0"]
     for noise in (0, 28):
-        words = compare.Level(centroid, noise).words
-        assert words(TRAINED) == [*TRAINED, *own]
-        assert words(["--options", "a=1", "b=2", *TRAINED]) == [*own, "a=1", "b=2", *TRAINED]
-        assert words([*TRAINED, "--options=a=1"]) == [*TRAINED, *own, "a=1"]
-        assert words(["--options", "spread=3"]) == ["--options", "spread=3"]
-    for level in (compare.Level(centroid, None), compare.Level("noisy_envs/SimpleTag-v0", 4)):
-        assert level.words(TRAINED) == TRAINED and "spread" not in level.options
-    few, many = (compare.Level(centroid, noise).references() for noise in (0, 60))
+        agent_args = compare.Setting(centroid, noise).agent_args
+        assert agent_args(TRAINED) == [*TRAINED, *start]
+        assert agent_args(["--env-kwargs", "a=1", "b=2", *TRAINED]) == [*start, "a=1", "b=2", *TRAINED]
+        assert agent_args([*TRAINED, "--env-kwargs=a=1"]) == [*TRAINED, *start, "a=1"]
+        assert agent_args(["--env-kwargs", "spread=3"]) == ["--env-kwargs", "spread=3"]
+    for setting in (compare.Setting(centroid, None), compare.Setting("noisy_envs/SimpleTag-v0", 4)):
+        assert setting.agent_args(TRAINED) == TRAINED and "spread" not in setting.env_kwargs
+    few, many = (compare.Setting(centroid, noise).baselines() for noise in (0, 60))
     assert few == many
-    field.run("--num-noise", "28", "0", levels=[centroid], heads=["adapool"], seeds="1")
-    assert all("--options spread=2.0" in call for call in field.calls())
+    field.run("--num-noise", "28", "0", env_ids=[centroid], agents=["adapool"], seeds="1")
+    assert all("--env-kwargs spread=2.0" in call for call in field.calls())
 
 
 def test_curves_are_means_where_all_seeds_have_a_return():
@@ -407,62 +406,66 @@ def test_intervals_are_those_of_the_bootstrap():
     assert apart.low < 3 < apart.high and apart.high - apart.low > 1.2 * (wide.high - wide.low)
 
 
-def test_the_figure_shows_every_head_and_draws_again_what_is_there(field):
+def test_the_figure_shows_every_agent_and_is_made_again_from_runs_that_exist(field):
     image = pytest.importorskip("PIL.Image")
     field.run()
     field.calls()
     (field.out / "curves.png").unlink()
-    field.run("--draw-only", passed=[])
+    field.run("--plot-only", passed=[])
     assert not field.calls()
     with image.open(field.out / "curves.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     for head, colour in COLOURS.items():
-        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-        assert ((pixels == wanted).all(axis=1).sum() > 100) == (head in ("avgpool", "adapool")), head
+        expected = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        assert ((pixels == expected).all(axis=1).sum() > 100) == (head in ("avgpool", "adapool")), head
 
 
-def test_folders_of_other_words_are_drawn_beside(field):
+def test_folders_with_other_arguments_are_compared(field):
     other = field.folder / "other"
-    field.run("--out", str(other), levels=[NOISY], passed=[])
-    with pytest.raises(SystemExit, match="holds no runs"):
-        field.run("--draw-only", "--beside", str(other), levels=[NOISY], passed=[])
+    field.run("--out", str(other), env_ids=[NOISY], passed=[])
+    with pytest.raises(SystemExit, match=f"out={field.out}: expected a folder with runs"):
+        field.run("--plot-only", "--compare-with", str(other), env_ids=[NOISY], passed=[])
     field.run()
-    field.run("--draw-only", "--beside", str(other), levels=[NOISY], passed=[])
-    assert (field.out / "beside.png").is_file()
-    args, _ = compare.parse(field.words("--draw-only", "--beside", str(other), levels=[NOISY], passed=[]))
-    panels = compare.panels_beside(args)
+    field.run("--plot-only", "--compare-with", str(other), env_ids=[NOISY], passed=[])
+    assert (field.out / "comparison.png").is_file()
+    args, _ = compare.parse(field.arguments("--plot-only", "--compare-with", str(other), env_ids=[NOISY], passed=[]))
+    panels = compare.comparison_panels(args)
     assert [panel.title.split("\n")[1] for panel in panels] == ["total_timesteps 256", "total_timesteps 64"]
     assert [set(panel.curves) for panel in panels] == 2 * [{"avgpool", "adapool"}]
-    with pytest.raises(SystemExit, match=f"beside={other}: holds none"):
-        field.run("--draw-only", "--beside", str(other), levels=[CLEAN], passed=[])
+    with pytest.raises(SystemExit, match=f"compare_with={other}: expected a folder with runs of these agents"):
+        field.run("--plot-only", "--compare-with", str(other), env_ids=[CLEAN], passed=[])
 
 
 @posix
 @pytest.mark.parametrize(
-    ("words", "heads"),
+    ("args", "agents"),
     [(["--jobs", "3"], ["maxpool", "adapool"]), (["--ray", "--cpus-per-run", "0.1"], ["adapool"])],
     ids=["here", "ray"],
 )
-def test_ctrl_c_lets_the_runs_save_and_the_same_command_goes_on(field, words, heads):
-    if "--ray" in words:
+def test_ctrl_c_lets_the_runs_save_and_the_same_command_resumes(field, args, agents):
+    if "--ray" in args:
         pytest.importorskip("ray")
     field.trouble("wait")
-    command = [sys.executable, ROOT / "agents" / "compare.py", *field.words(*words, levels=[CLEAN], heads=heads)]
+    command = [
+        sys.executable,
+        ROOT / "agents" / "compare.py",
+        *field.arguments(*args, env_ids=[CLEAN], agents=agents, passed=[]),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 20
     while len(list(field.out.glob("*/*/*/*/ready"))) < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does
     try:
-        assert "stopped; go on with the same command" in process.communicate(timeout=20)[1]
+        assert "stopped; resume with the same command" in process.communicate(timeout=20)[1]
     finally:
         process.kill()
     assert process.returncode == 130 and len(list(field.out.glob("*/*/*/*/saved"))) == 2
     assert len(field.calls()) == 3  # no other was begun, none again
     field.monkeypatch.delenv("TROUBLE")
-    field.run(levels=[CLEAN], heads=heads)
+    field.run(env_ids=[CLEAN], agents=agents, passed=[])
     calls = field.calls()
-    assert len(calls) == 3 * len(heads) and sum("--resume" in call for call in calls) == 3
+    assert len(calls) == 3 * len(agents) and sum("--resume" in call for call in calls) == 3
 
 
 def test_a_second_comparison_of_one_folder_is_refused(field):
@@ -470,9 +473,11 @@ def test_a_second_comparison_of_one_folder_is_refused(field):
     with lock_folder(field.out), pytest.raises(SystemExit, match=f"out is in use by another process, {os.getpid()};"):
         field.run()
     assert not field.calls() and not (field.out / "command.json").exists()
-    field.run(heads=["adapool"], levels=[CLEAN], seeds="1")
+    field.run(agents=["adapool"], env_ids=[CLEAN], seeds="1")
     with lock_folder(field.out):
-        field.run("--draw-only", heads=["adapool"], levels=[CLEAN], seeds="1")  # which writes but what it draws
+        field.run(
+            "--plot-only", agents=["adapool"], env_ids=[CLEAN], seeds="1"
+        )  # which writes only its figures and table
     assert len(field.calls()) == 1
 
 
@@ -482,31 +487,31 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field, capsys):
     command = [
         sys.executable,
         ROOT / "agents" / "compare.py",
-        *field.words(heads=["adapool"], levels=[CLEAN], seeds="2"),
+        *field.arguments(agents=["adapool"], env_ids=[CLEAN], seeds="2", passed=[]),
     ]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    field.run(heads=["adapool"], levels=[CLEAN], seeds="2")
+    field.run(agents=["adapool"], env_ids=[CLEAN], seeds="2", passed=[])
     assert len(field.calls()) == 1  # it was waited for, and not run again
-    assert capsys.readouterr().out.count("waiting for the agent that runs on there") == 1
+    assert capsys.readouterr().out.count("waiting for a run that outlived its killed parent process") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "message"),
     [
-        (["--jobs", "0"], "jobs=0: must be from 1"),
-        (["--seeds"], "seeds: must be at least one"),
-        (["--seeds", "-1"], "seeds=-1: must be from 0"),
+        (["--jobs", "0"], "jobs=0: expected a number from 1"),
+        (["--seeds"], "seeds: expected at least one value"),
+        (["--seeds", "-1"], "seeds=-1: expected a number from 0"),
         (["--env-ids", "noisy_envs/Nothing-v0"], "noisy_envs/Nothing-v0"),
         (["--env-ids", "SimpleTag-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one that "),
-        (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "must be of one game"),
-        (["--num-noise", "3"], "must come with one id"),
-        (["--env-ids", "CartPole-v1", "Pendulum-v1"], "must be one, whose noise --num-noise sets"),
-        (["--address", "auto"], "must come with --ray"),
+        (["--env-ids", CLEAN, "noisy_envs/SimpleTag-v0"], "expected ids of one game, got SimpleCentroid and SimpleTag"),
+        (["--num-noise", "3"], "num_noise=(3,): expected with one id"),
+        (["--env-ids", "CartPole-v1", "Pendulum-v1"], "expected one id, with noise levels in --num-noise"),
+        (["--address", "auto"], "address='auto': expected together with --ray"),
         (["--gpus-per-run", "nan"], "gpus_per_run=nan"),
-        (["--gpus-per-run", "1.5"], "gpus_per_run=1.5: must be whole"),
-        (["--agents-dir", "/nowhere"], "there is no /nowhere/ppo_avgpool.py"),
-        (["--draw-only"], "holds no runs"),
-        (["--beside", "/nowhere"], "beside=/nowhere: must come with --draw-only"),
+        (["--gpus-per-run", "1.5"], "gpus_per_run=1.5: expected a whole number"),
+        (["--agents-dir", "/nowhere"], "agents='avgpool': expected the file /nowhere/ppo_avgpool.py"),
+        (["--plot-only"], "expected a folder with runs"),
+        (["--compare-with", "/nowhere"], "compare_with=/nowhere: expected together with --plot-only"),
         (["--", "--seed", "3"], "--seed after --"),
         (["--", "--evaluate", "runs"], "--evaluate after --"),
         (["--", "--help"], "--help after --"),
@@ -514,15 +519,15 @@ def test_no_run_is_taken_up_while_its_agent_lives_on(field, capsys):
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
-def test_bad_settings_end_with_one_line(field, words, told):
+def test_bad_settings_end_with_one_line(field, args, message):
     before = ["--out", str(field.out), "--agents-dir", str(field.folder)]
     with pytest.raises(SystemExit) as error:
-        compare.main([*before, *words])
-    assert told in error.value.code and "\n" not in error.value.code
+        compare.main([*before, *args])
+    assert message in error.value.code and "\n" not in error.value.code
     assert not field.out.exists()
 
 
-def test_without_ray_it_is_asked_for(field, monkeypatch):
+def test_a_missing_ray_is_named(field, monkeypatch):
     monkeypatch.setattr(compare, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"pip install -e '\.\[ray\]'"):
         field.run("--ray")
@@ -530,46 +535,33 @@ def test_without_ray_it_is_asked_for(field, monkeypatch):
 
 def test_a_real_agent(field):
     pytest.importorskip("torch")
-    words = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32"]
-    words += ["--eval-episodes", "2"]
-    own = ["--out", str(field.out), "--heads", "adapool", "--seeds", "1", "--env-ids", "noisy_envs/SimpleCentroid-v0"]
-    compare.main([*own, "--", *words])
+    agent_args = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32"]
+    agent_args += ["--eval-episodes", "2"]
+    args = ["--out", str(field.out), "--agents", "adapool", "--seeds", "1", "--env-ids", "noisy_envs/SimpleCentroid-v0"]
+    compare.main([*args, "--", *agent_args])
     log = field.out / "SimpleCentroid-v0" / "adapool" / "seed-1" / "log.txt"
     (path,) = log.parent.glob("*/summary.json")
     summary = json.loads(path.read_text())
     assert "score" in log.read_text() and summary["settings"]["total_timesteps"] == 256
     assert field.results()["scores"]["adapool"]["SimpleCentroid-v0"] == {"1": summary["score"]}
-    compare.main([*own, "--", *words])  # its own settings agree with the words
+    compare.main([*args, "--", *agent_args])  # its own settings agree with the arguments
 
 
-def test_ray_takes_up_a_lost_run(field):
+def test_ray_resumes_a_lost_run(field):
     pytest.importorskip("ray")
     field.trouble("both")  # seed 2 kills the worker that runs it, and itself
-    words = field.words("--ray", "--cpus-per-run", "0.5", heads=["adapool"], levels=[CLEAN])
+    args = field.arguments("--ray", "--cpus-per-run", "0.5", agents=["adapool"], env_ids=[CLEAN], passed=[])
     done = subprocess.run(
-        [sys.executable, ROOT / "agents" / "compare.py", *words], check=False, capture_output=True, text=True
+        [sys.executable, ROOT / "agents" / "compare.py", *args], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[3/3]" in done.stdout and not field.results()["missing"]
     assert [call.startswith("--resume") for call in sorted(field.calls())] == [False] * 3 + [True]
 
 
-@pytest.mark.parametrize(
-    ("log", "told"),
-    [
-        ("training\nerror: seed=-1: must be from 0\n", "error: seed=-1: must be from 0"),
-        ("╭─ Unrecognized ─╮\n│ --bogus, 1     │\n│ for help: -h   │\n╰────────────────╯\n", "--bogus, 1"),
-        ("", "no word"),
-    ],
-    ids=["line", "box", "nothing"],
-)
-def test_a_failures_reason_is_its_telling_line(log, told):
-    assert compare.reason(log) == told
-
-
-def test_a_level_of_another_environment():
+def test_a_setting_of_another_gymnasium_environment():
     pytest.importorskip("torch")
-    few, many = (compare.Level("CartPole-v1", noise) for noise in (0, 5))
+    few, many = (compare.Setting("CartPole-v1", noise) for noise in (0, 5))
     assert (few.name, many.name) == ("CartPole-v1-noise-0", "CartPole-v1-noise-5")
     assert few.snr() == 1.0 and many.snr() == pytest.approx(0.5)
-    assert few.references() == many.references() and many.references().oracle == 475
+    assert few.baselines() == many.baselines() and many.baselines().oracle == 475

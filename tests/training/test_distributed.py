@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -68,7 +68,7 @@ def test_gradients_are_averaged_in_one_message(others):
     assert not others
 
 
-def test_two_processes_train_one_run(tmp_path):  # C61
+def test_two_processes_train_one_run(tmp_path):
     words = [*SMALL, "--total-timesteps", "128", "--run-dir", str(tmp_path), "--checkpoint-interval", "1"]
     words += ["--dropout", "0.1"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

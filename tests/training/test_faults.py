@@ -13,9 +13,11 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
+from cases import posix
+from helpers import ROOT, TINY, load_agent, with_path
 
 from noisy_envs.training import files
+from noisy_envs.training.main import main
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -28,8 +30,8 @@ def ppo():
 
 
 @pytest.fixture(scope="module")
-def trained(ppo, tmp_path_factory):
-    return train_tiny(ppo, tmp_path_factory.mktemp("trained"))[1]
+def trained(trained_run):
+    return trained_run("adapool")
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def start(*words):
 def refused(ppo, *words):
     """Return the one line that a command ends with."""
     with pytest.raises(SystemExit) as error:
-        ppo.main([*map(str, words)])
+        main(ppo, [*map(str, words)])
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -75,18 +77,18 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert path.read_text() == "again" and sorted(tmp_path.iterdir()) == [other, path]
 
 
-def test_a_file_that_is_taken_for_left_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    flock, made = files.fcntl.flock, []
+def test_a_new_file_that_is_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    lock, listings = files._lock, []
 
-    def late(handle, how):
-        made.append(sorted(tmp_path.iterdir()))
-        if len(made) == 1:
-            made[0][0].unlink()
-        flock(handle, how)
+    def late(file):
+        listings.append(sorted(tmp_path.iterdir()))
+        if len(listings) == 1:
+            listings[0][0].unlink()
+        return lock(file)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(files, "_lock", late)
     files.write_atomically(tmp_path / "a", "whole")
-    assert (tmp_path / "a").read_text() == "whole" and len(made) == 2
+    assert (tmp_path / "a").read_text() == "whole" and len(listings) == 2
 
 
 def test_a_folder_that_is_locked_is_swept(tmp_path):
@@ -110,10 +112,10 @@ def test_a_full_disk_is_told_by_the_file_and_the_last_checkpoint_is_whole(ppo, r
     monkeypatch.setattr(files, "replacing", full)
     told = refused(ppo, "--resume", run, "--total-timesteps", 256)
     assert told.startswith(f"error: [Errno {errno.ENOSPC}] No space left on device: '{run / name}-on-a-full-disk'")
-    assert f"once that is mended, go on with: python {sys.argv[0]} --resume {run}" in told
+    assert f"once that is fixed, resume with: python {sys.argv[0]} --resume {run}" in told
     monkeypatch.undo()
     assert (run / "checkpoint.pt").read_bytes() == before and not list(run.glob("*.part"))
-    assert ppo.main(["--resume", str(run), "--total-timesteps", "256"])["steps"] == 256
+    assert main(ppo, ["--resume", str(run), "--total-timesteps", "256"])["steps"] == 256
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -134,7 +136,7 @@ def test_a_half_line_of_metrics_is_dropped_and_written_again(ppo, run):
     path = run / "metrics.csv"
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:40])
-    ppo.main(["--resume", str(run), "--total-timesteps", "192"])
+    main(ppo, ["--resume", str(run), "--total-timesteps", "192"])
     header, *lines = path.read_text().splitlines()
     assert [header, *lines[:2]] == whole.splitlines() and [line.split(",")[0] for line in lines] == ["64", "128", "192"]
 
@@ -215,7 +217,7 @@ def test_a_damaged_summary_is_named(ppo, run, tmp_path, monkeypatch, content):
     told = refused(ppo, "--resume", run)
     assert told.startswith(f"error: {run / 'summary.json'} is damaged") and "delete it" in told
     (run / "summary.json").unlink()
-    assert ppo.main(["--resume", str(run)])["steps"] == 128 and json.loads((run / "summary.json").read_text())
+    assert main(ppo, ["--resume", str(run)])["steps"] == 128 and json.loads((run / "summary.json").read_text())
     assert not (tmp_path / "evil").exists()
 
 

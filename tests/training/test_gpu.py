@@ -7,7 +7,8 @@ import dataclasses
 import os
 
 import pytest
-from conftest import HEADS, load_agent, load_supervised
+from cases import HEADS
+from helpers import load_agent, load_supervised
 
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
@@ -70,14 +71,14 @@ def test_a_recorded_step_of_a_set_network_is_a_plain_one(pool, tmp_path):
     """An epoch of KNN-centroid: the same losses but for rounding."""
     for needed in ("matplotlib", "sklearn"):
         pytest.importorskip(needed)
-    training, knn_centroid = load_supervised("training"), load_supervised("knn_centroid")
+    experiment, knn_centroid = load_supervised("experiment"), load_supervised("knn_centroid")
     args = knn_centroid.Args(
-        pools=(pool,), ks=(4,), num_sets=2000, epochs=2, device=DEVICE, data_dir=tmp_path, init_std=0.2
+        pooling=(pool,), num_neighbors=(4,), num_sets=2000, epochs=2, device=DEVICE, data_dir=tmp_path, init_std=0.2
     )
-    cell, rows = training.Cell(knn_centroid.name(4), pool, 1, 1), []
+    job, rows = experiment.Job(knn_centroid.column_name(4), pool, 1, 1), []
     for compile_it in (False, True):
         own = dataclasses.replace(args, compile=compile_it, out=tmp_path / str(compile_it))
-        training.train(knn_centroid.make_task(own, cell.column), cell, own)
-        rows.append(read_metrics(cell.folder(own.out) / "metrics.csv")[-1])
+        experiment.train(knn_centroid.make_task(own, job.column), job, own)
+        rows.append(read_metrics(job.folder(own.out) / "metrics.csv")[-1])
     for name in ("train_loss", "validation_error"):
         assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-3), name

@@ -8,8 +8,9 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from conftest import HEADS, load_agent, train_tiny
+from cases import HEADS
 from gymnasium import spaces
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -17,8 +18,12 @@ import torch
 
 from noisy_envs import registration
 from noisy_envs.rendering import token_bars
+from noisy_envs.rendering.playback import make_playback
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import gymnasium_envs
+from noisy_envs.training.main import main
+from noisy_envs.training.run import Run
+from noisy_envs.training.settings import parse
 from noisy_envs.wrappers import noisy_tokens
 
 CARTPOLE = "CartPole-v1"
@@ -77,13 +82,13 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("num_noise", [0, 3, (0, 4)])
 def test_worlds_are_those_of_gymnasium(num_noise):
     """World i of seed s is the single environment of s + i, noise included, through ends of episodes."""
-    game = gymnasium_envs.Game(CARTPOLE, {"num_noise": num_noise})
-    envs = gymnasium_envs.ForeignVectorEnv(game, 3)
+    game = gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": num_noise})
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 3)
     singles = [noisy_tokens(gymnasium.make(CARTPOLE), num_noise) for _ in range(3)]
     tokens, _ = envs.reset(seed=7)
     assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
     rng = np.random.default_rng(0)
-    worlds, ends = envs.worlds, 0
+    worlds, ends = envs.batch_state, 0
     for _ in range(80):
         actions = rng.integers(0, 2, 3)
         worlds, outcome = envs.pure_step(worlds, torch.from_numpy(actions))
@@ -114,7 +119,7 @@ def test_an_environment_need_not_know_of_drawing(ppo, tmp_path):
 
 
 def test_what_was_seen_stays_as_it_was():
-    envs = gymnasium_envs.ForeignVectorEnv(gymnasium_envs.Game(CARTPOLE), 2)
+    envs = gymnasium_envs.GymnasiumVectorEnv(gymnasium_envs.GymnasiumGame(CARTPOLE), 2)
     tokens, _ = envs.reset(seed=0)
     before = tokens.clone()
     envs.step(torch.zeros(2, dtype=torch.int64))
@@ -138,7 +143,7 @@ def test_what_was_seen_stays_as_it_was():
     ],
 )  # fmt: skip
 def test_actions_get_the_range_of_the_environment(space, given, taken):
-    found = gymnasium_envs.Range(space)(np.array(given))
+    found = gymnasium_envs.ActionRange(space)(np.array(given))
     np.testing.assert_array_equal(found, np.array(taken, space.dtype))
     assert found.dtype == space.dtype or isinstance(space, spaces.Discrete)
     assert all(space.contains(np.asarray(one)) for one in found)
@@ -163,10 +168,10 @@ def test_each_integer_is_reached_as_often_as_another(space):
     """They were truncated, so that the highest was reached at 1 alone and 0 twice as often as the others."""
     count = int(space.high[0]) - int(space.low[0]) + 1
     middles = (np.arange(5 * count) + 0.5) / (5 * count) * 2 - 1
-    found = gymnasium_envs.Range(space)(np.float32(middles)[:, None])[:, 0]
+    found = gymnasium_envs.ActionRange(space)(np.float32(middles)[:, None])[:, 0]
     np.testing.assert_array_equal(found, np.repeat(np.arange(count) + int(space.low[0]), 5))
     assert (
-        gymnasium_envs.Range(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
+        gymnasium_envs.ActionRange(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
         == [*space.low, *space.low, *space.high, *space.high]
     ).all()
 
@@ -174,7 +179,7 @@ def test_each_integer_is_reached_as_often_as_another(space):
 @pytest.mark.parametrize("space", WIDE.values(), ids=list(WIDE))
 def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
     given = np.float32([[-1e30], [-1.2], [0], [0.6], [1.4], [1e30]])
-    found = gymnasium_envs.Range(space)(given)
+    found = gymnasium_envs.ActionRange(space)(given)
     assert (
         found.dtype == space.dtype
         and all(map(space.contains, found))
@@ -187,23 +192,25 @@ def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
 
 
 def test_options_are_divided_between_the_noise_and_the_game():
-    game = gymnasium_envs.Game("Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))})
-    assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.draws
+    game = gymnasium_envs.GymnasiumGame(
+        "Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))}
+    )
+    assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.can_render
     assert game.action_space == spaces.Box(-2, 2, (1,))
-    assert gymnasium_envs.Game(CARTPOLE).draws
+    assert gymnasium_envs.GymnasiumGame(CARTPOLE).can_render
 
 
 @pytest.mark.parametrize(
     ("env_id", "options", "told"),
     [
-        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, r"its actions, MultiBinary\(3\), must be Discrete or a Box"),
-        ("Odd-v0", {"takes": spaces.MultiDiscrete(np.full(60, 2))}, r"2 2\]\), must be Disc.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Dict(a=spaces.Discrete(2))}, "its actions, Dict.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Tuple([spaces.Discrete(2)])}, "its actions, Tuple.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Text(3)}, "its actions, Text.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "its actions, Sequence.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "its actions, Box.*, must hold a number at least"),
-        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "must have one axis"),
+        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, r"action_space=MultiBinary\(3\): expected Discrete or Box"),
+        ("Odd-v0", {"takes": spaces.MultiDiscrete(np.full(60, 2))}, r"2 2\]\): expected Disc.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Dict(a=spaces.Discrete(2))}, "action_space=Dict.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Tuple([spaces.Discrete(2)])}, "action_space=Tuple.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Text(3)}, "action_space=Text.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "action_space=Sequence.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "action_space=Box.*: expected at least one number"),
+        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
         ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
         ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
@@ -211,7 +218,7 @@ def test_options_are_divided_between_the_noise_and_the_game():
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
     with pytest.raises(ValueError, match=told) as error:
-        gymnasium_envs.Game(env_id, options)
+        gymnasium_envs.GymnasiumGame(env_id, options)
     assert "\n" not in str(error.value)
 
 
@@ -219,7 +226,7 @@ def test_what_does_not_fit_is_told(env_id, options, told):
 def test_unknown_ids_are_told(env_id):
     with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
         registration.find(env_id)
-    assert registration.find(CARTPOLE) == (registration.FOREIGN, {})
+    assert registration.find(CARTPOLE) == (registration.OTHER, {})
 
 
 OWN = """
@@ -248,11 +255,11 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
     env_id = f"{own_module('mine_a', OWN.format('mine_a'))}:mine_a/Pole-v0"
-    assert registration.find(env_id) == (registration.FOREIGN, {}) and registration.short(env_id) == "Pole-v0"
-    assert ppo.parse(["--env-id", env_id]).env_id == env_id
+    assert registration.find(env_id) == (registration.OTHER, {}) and registration.short_name(env_id) == "Pole-v0"
+    assert parse(ppo, ["--env-id", env_id]).env_id == env_id
     _, run = train_tiny(ppo, tmp_path / "runs", "--env-id", env_id)
     assert run.name.startswith("Pole-v0__ppo_adapool")
-    (row,) = ppo.main(["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
+    (row,) = main(ppo, ["--evaluate", str(run), "--eval-episodes", "2", "--run-dir", str(tmp_path)])
     assert row["env_id"] == env_id and 0 < row["return"] <= 9
 
 
@@ -260,7 +267,7 @@ def test_a_module_in_the_id_is_imported(own_module, ppo, tmp_path):
 def test_ours_are_ours_with_a_module_too(module, ppo):
     env_id = "noisy_envs/SimpleTag-1v3v28-v0"
     assert registration.find(f"{module}:{env_id}") == registration.ENVIRONMENTS[env_id]
-    args = ppo.parse(["--env-id", f"{module}:{env_id}"])
+    args = parse(ppo, ["--env-id", f"{module}:{env_id}"])
     assert (args.env_id, args.preset) == (env_id, "paper")
 
 
@@ -280,16 +287,14 @@ def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_pa
     with pytest.raises(ValueError, match=f"env_id='mine_b:x/Pole-v0': .*{told}$"):
         registration.find("mine_b:x/Pole-v0")
     with pytest.raises(SystemExit, match=r"^error: env_id='mine_b:x/Pole-v0': "):
-        ppo.main(["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
+        main(ppo, ["--env-id", "mine_b:x/Pole-v0", "--run-dir", str(tmp_path / "runs")])
 
 
 def test_drawing_without_a_screen_says_nothing_of_it(tmp_path):
     """What begins with pygame.init, as Gymnasium's own games do, complains of Wayland: it looks like our failure."""
     code = """
-from noisy_envs.training.gymnasium_envs import Game, OneForeign
-world = OneForeign(Game("CartPole-v1"))
-world.reset(0)
-world.render()
+from noisy_envs.rendering.playback import make_playback
+make_playback("CartPole-v1", {}).render()
 """
     hidden = ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -299,10 +304,10 @@ world.render()
 
 def test_references_are_random_play_and_the_threshold():
     """Random play holds CartPole's pole for some 22 steps, by every account."""
-    found = gymnasium_envs.Game(CARTPOLE).references
-    assert found == gymnasium_envs.Game(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
+    found = gymnasium_envs.GymnasiumGame(CARTPOLE).baselines
+    assert found == gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": 3}).baselines  # noise changes no return
     assert 19 < found.random < 26 and found.oracle == 475
-    assert all(map(math.isnan, gymnasium_envs.Game("Odd-v0").references))
+    assert all(map(math.isnan, gymnasium_envs.GymnasiumGame("Odd-v0").baselines))
 
 
 class Endless(Odd):
@@ -322,15 +327,16 @@ def rough(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("Endless-v0", Endless, reward_threshold=0.0)
     gymnasium.register("Broken-v0", Broken)
-    monkeypatch.setattr(gymnasium_envs, "LONGEST", 40)
+    monkeypatch.setattr(gymnasium_envs, "MAX_EPISODE_STEPS", 40)
 
 
 def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_no_score(ppo, rough, tmp_path):
     summary, _ = train_tiny(ppo, tmp_path, "--env-id", "Endless-v0", "--preset", "fast")
     assert summary["return"] == 0 and math.isnan(summary["score"])
-    game = gymnasium_envs.Game("Endless-v0", {"max_episode_steps": 7})
+    game = gymnasium_envs.GymnasiumGame("Endless-v0", {"max_episode_steps": 7})
     assert (
-        game.make().spec.max_episode_steps == 7 and gymnasium_envs.Game(CARTPOLE).make().spec.max_episode_steps == 500
+        game.make().spec.max_episode_steps == 7
+        and gymnasium_envs.GymnasiumGame(CARTPOLE).make().spec.max_episode_steps == 500
     )
 
 
@@ -350,24 +356,23 @@ def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_n
 def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id, options, last):
     """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
     gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
-    game = gymnasium_envs.Game(env_id, options)
-    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
+    game = gymnasium_envs.GymnasiumGame(env_id, options)
+    envs, playback = gymnasium_envs.GymnasiumVectorEnv(game, 2), make_playback(env_id, options)
     envs.reset(seed=0)
-    world.reset(0)
     actions = torch.zeros(envs.action_space.shape, dtype=torch.int64)
     for clock in range(1, last + 1):
         _, _, terminated, truncated, _ = envs.step(actions)
-        world.step({"agent_0": actions[0].numpy()})
-        assert (terminated | truncated).tolist() == [clock == last] * 2 and world.ended == (clock == last)
+        playback.step(actions[:1].numpy())
+        assert (terminated | truncated).tolist() == [clock == last] * 2 and playback.done == (clock == last)
     if game.spec.reward_threshold is not None:
-        assert game.references.random == 0
+        assert game.baselines.random == 0
 
 
 @pytest.mark.parametrize("limit", [0, -2, 1.5, "long", True])
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
 def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
     with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
-        gymnasium_envs.Game(env_id, {"max_episode_steps": limit})
+        gymnasium_envs.GymnasiumGame(env_id, {"max_episode_steps": limit})
 
 
 class Loose(gymnasium.Env):
@@ -417,20 +422,19 @@ def loose(rough):
 )
 def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, options):
     """Truncated worlds bootstrapped from the first state of the next episode, and rewards of one axis failed."""
-    game = gymnasium_envs.Game("Loose-v0", options)
-    envs = gymnasium_envs.ForeignVectorEnv(game, 2)
+    game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 2)
     tokens, _ = envs.reset(seed=10)
     assert tokens[:, 1, 0].tolist() == [10, 11]
-    worlds = envs.worlds
+    worlds = envs.batch_state
     for clock in range(1, 6):
         worlds, outcome = envs.pure_step(worlds, torch.zeros(2, dtype=torch.int64))
         assert outcome.final_tokens[:, 1, 0].tolist() == [10 + clock, 11 + clock] == outcome.reward.tolist()
         assert outcome.truncated.tolist() == [clock == 5] * 2 and not outcome.terminated.any()
     assert outcome.tokens[:, 1, 0].tolist() == [0, 0]
-    world = gymnasium_envs.OneForeign(game)
-    world.reset(10)
-    world.play(0)
-    assert world.total_return == 11 and world.tokens[1, 0] == 11
+    playback = make_playback(game.env_id, game.options, seed=10)
+    playback.step(np.zeros(1, np.int64))
+    assert playback.total_return == 11 and playback.tokens[0, 1, 0] == 11
 
 
 @pytest.mark.parametrize(
@@ -438,28 +442,30 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
     [
         (
             {"pays": lambda clock: np.zeros(2)},
-            r"Loose-v0: step gave reward=array\(\[0., 0.\]\): must be one float",
+            r"Loose-v0: step returned reward=array\(\[0., 0.\]\): expected one float",
         ),
-        ({"pays": lambda clock: np.zeros((40, 3))}, "Loose-v0: step gave reward=array"),
-        ({"pays": lambda clock: None}, "reward=None: must be one float"),
-        ({"pays": lambda clock: "much"}, "reward='much': must be one float"),
-        ({"ends": lambda x: None}, "terminated=None: must be one bool"),
+        ({"pays": lambda clock: np.zeros((40, 3))}, "Loose-v0: step returned reward=array"),
+        ({"pays": lambda clock: None}, "reward=None: expected one float"),
+        ({"pays": lambda clock: "much"}, "reward='much': expected one float"),
+        ({"ends": lambda x: None}, "terminated=None: expected one bool"),
     ],
 )
 def test_a_reward_that_is_no_number_is_told(loose, options, told):
-    game = gymnasium_envs.Game("Loose-v0", options)
-    envs, world = gymnasium_envs.ForeignVectorEnv(game, 2), gymnasium_envs.OneForeign(game)
+    game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
+    envs, playback = gymnasium_envs.GymnasiumVectorEnv(game, 2), make_playback("Loose-v0", options, seed=10)
     envs.reset(seed=10)
-    world.reset(10)
-    for play in (lambda: envs.step(torch.zeros(2, dtype=torch.int64)), lambda: world.play(0)):
-        with pytest.raises(gymnasium_envs.Unfit, match=told) as error:
+    for play in (
+        lambda: envs.step(torch.zeros(2, dtype=torch.int64)),
+        lambda: playback.step(np.zeros(1, np.int64)),
+    ):
+        with pytest.raises(gymnasium_envs.InvalidStep, match=told) as error:
             play()
         assert "\n" not in str(error.value)
 
 
 def test_training_says_in_one_line_what_is_no_reward(ppo, loose, tmp_path, monkeypatch):
     monkeypatch.setattr(Loose.__init__, "__defaults__", (None, "array", lambda clock: np.zeros(2), bool))
-    with pytest.raises(SystemExit, match=r"^error: Loose-v0: step gave reward=array.*must be one float$"):
+    with pytest.raises(SystemExit, match=r"^error: Loose-v0: step returned reward=array.*expected one float$"):
         train_tiny(ppo, tmp_path, "--env-id", "Loose-v0")
 
 
@@ -471,7 +477,7 @@ def draw_bars(weights, roles, width=600, spec=SPEC):
     """Draw bars under a picture, for tokens of these roles."""
     tokens = np.stack([np.zeros(len(roles)), roles], axis=1)
     signal = np.isin(roles, [0, 1, 2]) if spec.roles else np.arange(len(roles)) < 2
-    return token_bars.under(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
+    return token_bars.add_bars(np.full((60, width, 3), 7, np.uint8), weights, signal, tokens, spec, "weight")
 
 
 def spans(strip, color):
@@ -550,18 +556,32 @@ TAKEN = {
 @pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
 def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space):
     """The environment asserts that its space contains what it gets; a Box without an axis was an IndexError."""
-    game = gymnasium_envs.Game("Odd-v0", {"takes": space, "num_noise": 1})
-    envs = gymnasium_envs.ForeignVectorEnv(game, 4)
+    game = gymnasium_envs.GymnasiumGame("Odd-v0", {"takes": space, "num_noise": 1})
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 4)
     tokens, _ = envs.reset(seed=0)
     agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
     parameters, _ = agent(tokens)
-    actions = agent.sample(parameters, agent.noise((4,), "cpu", torch.Generator().manual_seed(0)))
+    actions = agent.distribution.sample(
+        parameters, agent.distribution.noise((4,), "cpu", torch.Generator().manual_seed(0))
+    )
     assert tuple(actions.shape) == envs.action_space.shape
-    _, outcome = envs.pure_step(envs.worlds, actions)
+    _, outcome = envs.pure_step(envs.batch_state, actions)
     assert outcome.reward.shape == (4,)
-    world = gymnasium_envs.OneForeign(game)
-    world.reset(0)
-    world.step({"agent_0": agent.best(parameters)[0].detach().numpy()})
+    make_playback(game.env_id, game.options).step(agent.distribution.mode(parameters)[:1].detach().numpy())
+
+
+@pytest.mark.parametrize("space", TAKEN.values(), ids=list(TAKEN))
+def test_random_play_takes_what_the_space_draws(drawn, space):
+    """Playback converts an agent's actions to the space; the conversion of a drawn action must give it back."""
+    taken = []
+    playback = make_playback("Odd-v0", {"takes": space})
+    playback._env.unwrapped.step = lambda action: (
+        taken.append(action) or (np.zeros(3, np.float32), 0.0, False, False, {})
+    )
+    for seed in range(20):
+        playback.step(playback.baseline_actions("random", np.random.default_rng(seed)))
+        space.seed(int(np.random.default_rng(seed).integers(2**31)))
+        np.testing.assert_allclose(taken[-1], space.sample(), rtol=1e-6)
 
 
 def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
@@ -571,26 +591,44 @@ def test_an_action_without_an_axis_trains(ppo, tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_with_new_episodes(ppo, trained, tmp_path):
-    args = ppo.parse([*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
+    args = parse(ppo, [*WORDS, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--no-anneal-lr",
                       "--total-timesteps", "128", "--run-dir", str(tmp_path)])  # fmt: skip
-    first = ppo.Trainer(args)
-    first.iterate()
-    first.save()
-    first.close()
-    seen = []
+    begun, states = [], []
+
+    class OneUpdate(Run):
+        """Stops after an update, which is saved the first time."""
+
+        def begin(self, *words):
+            state, kl_coef = super().begin(*words)
+            begun.append((self.step, state))
+            return state, kl_coef
+
+        def checkpoint(self, agent, optimizer, generator, state, kl_coef):
+            if not states:
+                super().checkpoint(agent, optimizer, generator, state, kl_coef)
+            states.append((state.tokens, {name: x.clone() for name, x in agent.state_dict().items()}))
+            self.stopped = True
+
+    def train(args):
+        run = OneUpdate(ppo, args)
+        with pytest.raises(KeyboardInterrupt):
+            ppo.train(run.local_args, run)
+        run.close()
+        return run.folder
+
+    folder = train(args)
     for _ in range(2):
-        trainer = ppo.Trainer(ppo.parse(["--resume", str(first.folder)]))
-        assert trainer.step == 64 and not trainer.play.returns.any()
-        trainer.iterate()
-        seen.append((trainer.play.tokens, trainer.agent.state_dict()))
-        trainer.close()
-    assert torch.equal(seen[0][0], seen[1][0]) and not torch.equal(seen[0][0], first.play.tokens)
-    assert all(torch.equal(a, b) for a, b in zip(seen[0][1].values(), seen[1][1].values(), strict=True))
+        train(parse(ppo, ["--resume", str(folder)]))
+        step, state = begun[-1]
+        assert step == 64 and not state.episode_return.any()
+    first, one, other = states
+    assert torch.equal(one[0], other[0]) and not torch.equal(one[0], first[0])
+    assert all(torch.equal(a, b) for a, b in zip(one[1].values(), other[1].values(), strict=True))
 
 
 def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys):
     film = tmp_path / "episode.gif"
-    rows = ppo.main(["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
+    rows = main(ppo, ["--evaluate", str(trained), "--num-noise", "0", "9", "--eval-episodes", "3",
                      "--run-dir", str(tmp_path), "--record", str(film)])  # fmt: skip
     assert [row["evaluated"] for row in rows] == [0, 9]
     assert "0 random, 1 solved" in capsys.readouterr().out
@@ -604,27 +642,27 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
     ("words", "told"),
     [
         (["--env-id", "CartPole-v7"], "env_id='CartPole-v7'"),
-        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has none for CartPole-v1"),
-        (["--env-id", CARTPOLE, "--num-agents", "2"], "num_agents=2: CartPole-v1 has none"),
-        (["--env-id", CARTPOLE, "--options", "wind=3"], "wind"),
-        (["--env-id", "Odd-v0", "--options", "num_noise=x"], "num_noise='x'"),
+        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has no settings for CartPole-v1"),
+        (["--env-id", CARTPOLE, "--learners", "all"], "learners='all': expected one of first in CartPole-v1"),
+        (["--env-id", CARTPOLE, "--env-kwargs", "wind=3"], "wind"),
+        (["--env-id", "Odd-v0", "--env-kwargs", "num_noise=x"], "num_noise='x'"),
         (["--env-id", "Broken-v0"], "env_id='Broken-v0': KeyError: '9x9'"),
-        ([*WORDS, "--options", "num_noise=9"], "num_noise=4: num_noise is among the options too"),
-        ([*WORDS[:2], "--options", "num_noise=9", "num_noise=2"], "options='num_noise=2': num_noise is given twice"),
+        ([*WORDS, "--env-kwargs", "num_noise=9"], "num_noise=4: num_noise is in env_kwargs too"),
+        ([*WORDS[:2], "--env-kwargs", "num_noise=9", "num_noise=2"], "'num_noise=2': num_noise is given twice"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(ppo, rough, words, told, tmp_path):
     with pytest.raises(SystemExit) as stop:
-        ppo.main([*words, "--run-dir", str(tmp_path)])
+        main(ppo, [*words, "--run-dir", str(tmp_path)])
     assert str(stop.value).startswith("error: ") and told in str(stop.value) and "\n" not in str(stop.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_drawn_is_not(ppo, trained, tmp_path):
     words = [word for word in WORDS if word != CARTPOLE]
-    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--gif")
+    _, folder = train_tiny(ppo, tmp_path, words[0], "Odd-v0", *words[1:], "--capture-video")
     assert (folder / "summary.json").is_file() and not (folder / "episode.gif").exists()
     with pytest.raises(SystemExit, match=r"record='x\.gif': Odd-v0 cannot be drawn"):
-        ppo.main(["--evaluate", str(folder), "--record", "x.gif"])
-    with pytest.raises(SystemExit, match="learned another game"):
-        ppo.main(["--evaluate", str(folder), "--env-id", CARTPOLE])
+        main(ppo, ["--evaluate", str(folder), "--record", "x.gif"])
+    with pytest.raises(SystemExit, match="was trained on another game"):
+        main(ppo, ["--evaluate", str(folder), "--env-id", CARTPOLE])

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import GAMES, train_tiny
+from cases import GAME_IDS
+from helpers import train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -16,7 +17,7 @@ from noisy_envs.training.envs import env_kwargs, num_learners
 from noisy_envs.training.main import main
 from noisy_envs.training.metrics import read_metrics
 
-TAG, SHORT = ["--env-id", GAMES["simple_tag"]], ["--num-layers", "1", "--env-kwargs", "max_steps=5"]
+TAG, SHORT = ["--env-id", GAME_IDS["simple_tag"]], ["--num-layers", "1", "--env-kwargs", "max_steps=5"]
 # arguments, which end with the environment's, and how many learn
 TEAMS = {
     "agents": (["--learners", "all", *SHORT, "num_agents=3"], 3),

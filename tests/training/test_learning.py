@@ -31,7 +31,7 @@ def ratio_to(samples, agent, keep=None):
     ("next_value", "expected"), [(0.5, [1.9307975, 0.995]), (0.0, [1.46525, 0.5])], ids=["truncated", "terminated"]
 )
 @pytest.mark.parametrize("later", [1.0, 1000.0])
-def test_advantages_by_hand(next_value, expected, later):  # C50, C51, C52
+def test_advantages_by_hand(next_value, expected, later):
     rewards = torch.tensor([[1.0], [1.0], [later]])
     values = torch.tensor([[0.5], [0.5], [1000.0]])  # the value of the next episode's first state must not enter
     next_values = torch.tensor([[0.5], [next_value], [0.5]])
@@ -60,7 +60,7 @@ def test_advantages_are_those_of_a_plain_loop():
             assert found[t, world] == pytest.approx(float(total))
 
 
-def test_both_flags_mean_terminated():  # C51
+def test_both_flags_mean_terminated():
     args, envs, agent, start = begin(WORDS)
     end, batch, _, _ = rollout(args, envs, agent, start)
     both = torch.ones_like(batch.terminated)
@@ -69,7 +69,7 @@ def test_both_flags_mean_terminated():  # C51
 
 
 @games
-def test_a_rollout_plays_the_environments_and_trains_on_no_reset(words):  # C52, C53
+def test_a_rollout_plays_the_environments_and_trains_on_no_reset(words):
     args, envs, agent, start = begin([*WORDS, *words])
     end, batch, _, stats = rollout(args, envs, agent, start)
     plain = make_vec(args, 8, env_kwargs(args))  # stepped by themselves
@@ -101,7 +101,7 @@ def test_a_rollout_plays_the_environments_and_trains_on_no_reset(words):  # C52,
 
 
 @games
-def test_a_truncated_episode_goes_on_in_principle_and_a_terminated_one_does_not(words):  # C50, C52
+def test_a_truncated_episode_goes_on_in_principle_and_a_terminated_one_does_not(words):
     words = [*WORDS, *words, "--num-envs", "64", "--num-steps", "30", "--env-kwargs", "max_steps=9"]
     args, envs, agent, start = begin(words)
     end, batch, _, _ = rollout(args, envs, agent, start)
@@ -113,7 +113,7 @@ def test_a_truncated_episode_goes_on_in_principle_and_a_terminated_one_does_not(
     assert (after[batch.terminated] == 0).all() and (after[batch.truncated] != 0).all()
 
 
-def test_eight_episodes_that_end_together_count_eight():  # C53
+def test_eight_episodes_that_end_together_count_eight():
     args, envs, agent, start = begin([*WORDS, "--num-steps", "12", "--minibatch-size", "96"])
     _, batch, _, stats = rollout(args, envs, agent, start)
     assert (batch.truncated.sum(1) == torch.tensor([0, 0, 0, 0, 8, 0, 0, 0, 0, 8, 0, 0])).all()
@@ -249,7 +249,7 @@ def test_tokens_come_first_in_narrow_heads_on_any_cpu():
 def test_padding_never_reaches_the_network():
     _, envs, agent, start = begin(["--env-kwargs", "num_noise=(0,9)", "max_steps=5"])
     mask = envs.token_spec.mask(start.tokens)
-    assert not mask.all() and mask[:, envs.token_spec.query].all()
+    assert not mask.all() and mask[:, envs.token_spec.query_index].all()
     broken = torch.where(mask[..., None], start.tokens, torch.nan)
     broken[..., -1] = start.tokens[..., -1]  # the role, by which padding is known
     expected = agent(start.tokens)
@@ -257,5 +257,5 @@ def test_padding_never_reaches_the_network():
     gradients = torch.autograd.grad(sum(x.sum() for x in agent(broken)), list(agent.parameters()))
     assert all(x.isfinite().all() for x in gradients)
     moved = start.tokens.clone()
-    moved[:, envs.token_spec.query, :-1] += 1
+    moved[:, envs.token_spec.query_index, :-1] += 1
     assert (agent(moved)[0] - expected[0]).abs().max() > 1e-4

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -64,7 +64,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
         assert film.n_frames == 6  # five steps
 
 
-def test_two_runs_never_share_a_folder(tmp_path):  # C54
+def test_two_runs_never_share_a_folder(tmp_path):
     assert len({new_folder(tmp_path, "run") for _ in range(3)}) == 3
 
 
@@ -108,7 +108,7 @@ def test_the_bar_shows_a_score_only_where_there_is_one(tmp_path, capsys):
     ],
     ids=" ".join,
 )
-def test_same_seed_same_run_and_resume_is_exact(tmp_path, options):  # C56, C60
+def test_same_seed_same_run_and_resume_is_exact(tmp_path, options):
     words = ["--total-timesteps", "640", "--seed", "0", *options]
     first, folder = run(tmp_path / "whole", *words)
     again, _ = run(tmp_path / "again", *words)
@@ -350,7 +350,7 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
 # numbers that are not finite
 
 
-def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):  # C59
+def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     reset = Envs.reset
 
     def broken(envs):
@@ -367,7 +367,7 @@ def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*/metrics.csv"))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):  # C59
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     words = ["--total-timesteps", "1280", "--learning-rate", "1e6", "--no-anneal-lr", "--max-grad-norm", "1e30"]
     with pytest.raises(SystemExit, match=r"^error: update \d+: losses are no longer finite: "):
         run(tmp_path, *words)

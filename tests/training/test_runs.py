@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.rendering import renderer, video
@@ -233,12 +233,12 @@ def test_an_mp4_shows_every_frame_of_any_size(tmp_path, height, width):
 @pytest.mark.parametrize(
     ("film", "fps", "words"),
     [
-        ([], 10, "must have a frame"),
+        ([], 10, "frames: expected at least one, got none"),
         ([*frames(), *frames(height=16)], 10, r"got uint8 \(16, 17, 3\) as frame 3, \(15, 17, 3\) as frame 0"),
         ([frames()[0] / 255], 10, "uint8 of one shape .* got float64"),
         ([frames()[0][..., :1]], 10, r"got uint8 \(15, 17, 1\)"),
-        (frames(), 0, "fps must be 1 to 50, got 0"),
-        (frames(), 51, "fps must be 1 to 50, got 51"),
+        (frames(), 0, "fps=0: expected 1 to 50"),
+        (frames(), 51, "fps=51: expected 1 to 50"),
     ],
 )
 def test_what_makes_no_video_is_refused_and_leaves_nothing(tmp_path, suffix, film, fps, words):
@@ -265,8 +265,8 @@ def test_paths_of_videos_are_checked_before_they_are_needed(tmp_path, suffix):
         (taken, FileExistsError, "taken.* exists"),
         (plain / f"a{suffix}", NotADirectoryError, "plain is not a folder"),
         (plain / "b" / f"a{suffix}", NotADirectoryError, "plain is not a folder"),
-        (tmp_path / "a.avi", ValueError, r"must end in \.gif or \.mp4, got .*a\.avi"),
-        (tmp_path / suffix, ValueError, "must end in"),
+        (tmp_path / "a.avi", ValueError, r"a\.avi: expected a file name that ends in \.gif or \.mp4"),
+        (tmp_path / suffix, ValueError, "expected a file name that ends in"),
     ]
     for path, error, words in refused:
         for use in (check_video_path, lambda path: write_video(path, frames(), 10)):
@@ -277,7 +277,7 @@ def test_paths_of_videos_are_checked_before_they_are_needed(tmp_path, suffix):
 
 def test_a_video_where_nothing_may_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(video.os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(PermissionError, match="may not be written"):
+    with pytest.raises(PermissionError, match="no permission to write"):
         check_video_path(tmp_path / "a.gif")
 
 
@@ -362,7 +362,7 @@ def test_a_matrix_tells_its_numbers_in_colours_that_compare(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("names", [(["a"], ["b", "c"]), (["a", "b"], ["c"])])
 def test_a_matrix_of_other_shape_than_its_names_is_refused(tmp_path, names):
-    with pytest.raises(ValueError, match=r"values must .* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"values: expected shape .* got \(2, 2\)"):
         draw_matrix(tmp_path / "a.png", np.ones((2, 2)), 0.1, *names)
 
 
@@ -494,7 +494,7 @@ def test_an_interval_of_many_values_needs_little_memory():
 def test_one_value_has_no_interval_and_bad_ones_are_refused():
     assert np.isnan(bootstrap_interval(np.array([1.0]), 0)).all()
     for values in ([], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0, [np.nan]):
-        with pytest.raises(ValueError, match=r"values must be \(n,\), n from 1, and finite, got"):
+        with pytest.raises(ValueError, match=r"values: expected shape \(n,\), all finite, got"):
             bootstrap_interval(np.array(values), 0)
 
 

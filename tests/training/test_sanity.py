@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
-from conftest import HEADS, load_agent
+from cases import HEADS
+from helpers import load_agent
 from torch import Tensor
 
-from noisy_envs.interfaces.functional import Outcome
+from noisy_envs.interfaces.functional import StepResult
 from noisy_envs.randomness import derive_seed, episode_key, uniforms
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.envs import Envs
@@ -44,8 +45,8 @@ class MarkedSign:
     def reset(self, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         zeros = torch.zeros(self.num_envs, dtype=torch.int64)
         self.key = episode_key(seed + torch.arange(self.num_envs), zeros)
-        self.worlds = Marked(self.show(zeros), zeros, zeros > 0)
-        return self.worlds.tokens, {}
+        self.batch_state = Marked(self.show(zeros), zeros, zeros > 0)
+        return self.batch_state.tokens, {}
 
     def show(self, clock: Tensor) -> Tensor:
         values, place = uniforms(self.key, clock, (16, 1))
@@ -55,11 +56,11 @@ class MarkedSign:
     def answer(self, tokens: Tensor) -> Tensor:
         return ((tokens[..., 0] * tokens[..., 2]).sum(1) > 0).long()
 
-    def pure_step(self, worlds: Marked, actions: Tensor) -> tuple[Marked, Outcome]:
+    def pure_step(self, worlds: Marked, actions: Tensor) -> tuple[Marked, StepResult]:
         clock = worlds.clock + 1
         right = torch.where(worlds.clock % 3 == 0, actions == self.answer(worlds.tokens), worlds.right)
         over, tokens = clock % 3 == 0, self.show(clock)
-        return Marked(tokens, clock, right), Outcome(tokens, tokens, (right & over).float(), over, over & ~over)
+        return Marked(tokens, clock, right), StepResult(tokens, tokens, (right & over).float(), over, over & ~over)
 
 
 WORDS = ["--total-timesteps", "32768", "--num-envs", "256", "--num-steps", "8", "--minibatch-size", "512"]

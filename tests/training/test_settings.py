@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HEADS, ROOT, load_agent, posix
+from cases import HEADS, posix
+from helpers import ROOT, load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -164,7 +165,7 @@ def test_a_reader_that_has_read_enough_is_no_error(program):
 REFUSED = [
     ["--num-envs", "0"],
     ["--total-timesteps", "10"],
-    ["--minibatch-size", "1"],  # C55
+    ["--minibatch-size", "1"],
     ["--minibatch-size", "3000"],
     ["--num-heads", "5"],
     ["--resume", "/nowhere"],
@@ -266,11 +267,11 @@ def test_more_than_the_memory_is_refused_before_it_is_taken(words, tmp_path):
 
 def test_keyword_arguments_reach_the_environments():
     args = parse(ppo, ["--env-kwargs", "num_signal=5", "num_noise=(0, 28)", "reward_shape=linear"])
-    core = make_vec(args, 2, env_kwargs(args)).core
-    assert (core.num_signal, core.num_noise, core.reward_shape) == (5, (0, 28), "linear")
+    game = make_vec(args, 2, env_kwargs(args)).game
+    assert (game.num_signal, game.num_noise, game.reward_shape) == (5, (0, 28), "linear")
     tag = parse(ppo, [*TAG, "--num-noise", "9", "--learners", "predators", "--env-kwargs", "num_predators=2"])
-    core = make_vec(tag, 2, env_kwargs(tag)).core
-    assert (core.num_obstacles, core.num_predators) == (9, 2)
+    game = make_vec(tag, 2, env_kwargs(tag)).game
+    assert (game.num_obstacles, game.num_predators) == (9, 2)
 
 
 def test_a_score_is_of_the_game_that_was_played():

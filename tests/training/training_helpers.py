@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 
 import torch
-from conftest import ROOT, load_agent
+from helpers import ROOT, load_agent
 
 from noisy_envs.training.envs import make_envs
 from noisy_envs.training.main import main

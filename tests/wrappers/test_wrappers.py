@@ -5,17 +5,19 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import assert_same, draw_actions, play, still, to_backend
+from cases import by_default, slow
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from helpers import assert_same, draw_actions, play, still, to_backend
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
@@ -77,20 +79,40 @@ STACKS: dict[str, Callable[[Any, Any], Any]] = {
     "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
 }
 NAMES = ("TokenizeObservation", "AddNoiseTokens", "ShuffleTokens", "TokensAndMask", "FlattenTokens")
+# by default each stack is put around one environment, in vectors of one mode; all others are tested in slow runs
+DEFAULTS = {
+    "tokens": ("dict", DISABLED),
+    "gaussian": ("cartpole", NEXT_STEP),
+    "range": ("pendulum", SAME_STEP),
+    "unshuffled": ("dict", NEXT_STEP),
+    "frozen": ("tag", SAME_STEP),
+    "marginal": ("cartpole", DISABLED),
+    "marginal-frozen": ("pendulum", NEXT_STEP),
+    "shuffle": ("tag", DISABLED),
+    "mask": ("dict", SAME_STEP),
+    "flatten": ("cartpole", SAME_STEP),
+    "twice": ("tag", NEXT_STEP),
+}
 CASES = [
-    (base, stack)
+    pytest.param(base, stack, marks=() if base == DEFAULTS[stack][0] else pytest.mark.slow)
     for base in BASES
     for stack in STACKS
     if (base, stack) != ("tag", "tokens")  # no wrapper at all
 ]
-DRAWING = [case for case in CASES if case[1] != "tokens"]
 each_case = pytest.mark.parametrize(("base", "stack"), CASES)
-each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
+each_drawing_case = pytest.mark.parametrize(("base", "stack"), [case for case in CASES if case.values[1] != "tokens"])
+each_case_and_mode = pytest.mark.parametrize(
+    ("base", "stack", "mode"),
+    [
+        pytest.param(*case.values, mode, marks=() if (base, mode) == DEFAULTS[stack] else pytest.mark.slow)
+        for case in CASES
+        for base, stack in [case.values]
+        for mode in AutoresetMode
+    ],
+)
 each_base = pytest.mark.parametrize("base", BASES)
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-bases_in_turn = pytest.mark.in_turn("base")
-modes_in_turn = pytest.mark.in_turn("base", "mode")
-each_seed = pytest.mark.parametrize("seed", [0, 1])
+each_seed = pytest.mark.parametrize("seed", [0, slow(1)])
 
 
 def tokens_of(module: Any, base: str, env: Any) -> Any:
@@ -160,11 +182,10 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
 
 
-# C09, C37: episodes are as long as without the wrappers
+# episodes are as long as without the wrappers
 
 
 @each_case
-@bases_in_turn
 def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
     limits = {"dict": (1, 2), "cartpole": (1, 2, 7)}.get(base, (1, 2, 25, 100, 200))  # the walk and the pole may fall
     options: list[dict[str, Any]] = [{"max_episode_steps": limit} for limit in limits]
@@ -191,17 +212,15 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
     envs.close()
 
 
-# spaces, C30
+# spaces
 
 
 @each_case
-@bases_in_turn
 def test_gymnasium_is_content(base: str, stack: str) -> None:
     check_env(single(base, stack), skip_render_check=True)
 
 
 @each_case
-@bases_in_turn
 def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
@@ -215,7 +234,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
             assert isinstance(result[1], (float, np.floating)) and type(result[2]) is type(result[3]) is bool
         mask, present = info["signal_mask"], spec.mask(tokens)
         assert mask.dtype == np.bool_ and mask.shape == (spec.num_tokens,)
-        assert not (mask & ~present).any() and mask[spec.query]
+        assert not (mask & ~present).any() and mask[spec.query_index]
         assert type(info["snr"]) is float and info["snr"] == mask.sum() / present.sum()
         if stack == "mask":
             assert_same(observation["mask"], present)
@@ -223,9 +242,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
             assert_same(mask, present & (tokens[:, -1] != spec.roles["noise"]))
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_spaces_hold_what_is_shown(base: str, stack: str, mode: AutoresetMode) -> None:
     envs = around(base, stack, sync(base, 2, mode))
     assert envs.observation_space == gymnasium.vector.utils.batch_space(envs.single_observation_space, 2)
@@ -256,12 +273,11 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
     assert 5.7 < box.high[5, 0] == -box.low[5, 0] < 5.8
 
 
-# C21 to C26: seeds, and what is left over
+# seeds, and what is left over
 
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> None:
     a, b = single(base, stack), single(base, stack)
     actions = draw_actions(a.action_space, 3)
@@ -271,7 +287,6 @@ def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> No
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
     used, new = single(base, stack), single(base, stack)
     play(used, draw_actions(used.action_space, 17), seed=seed + 5)
@@ -283,7 +298,6 @@ def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
     env = single(base, stack)
     first = [env.reset(seed=0)[0], *(env.reset()[0] for _ in range(9))]
@@ -292,7 +306,6 @@ def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_fifty_resets_begin_fifty_times(base: str, stack: str) -> None:
     def starts() -> list[bytes]:
         env = single(base, stack)
@@ -330,7 +343,6 @@ def test_without_a_seed_no_two_are_alike() -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_global_generators_are_left_alone(base: str, stack: str) -> None:
     seen = []
     for global_seed in (0, 1):
@@ -344,7 +356,6 @@ def test_global_generators_are_left_alone(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_copies_go_on_alike(base: str, stack: str) -> None:
     env, envs = single(base, stack), around(base, stack, sync(base, 2))
     play(env, draw_actions(env.action_space, 5), seed=0)
@@ -393,12 +404,10 @@ def test_an_episode_is_named_by_its_number() -> None:
     assert_same(tokens[1], twin.reset(seed=8, options={"episode": 2})[0])
 
 
-# C33, C35, C36, C38: a vector is its worlds
+# a vector is its worlds
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, mode: AutoresetMode) -> None:
     natives = [sync(base, 3, mode)]
     if base == "tag":
@@ -413,10 +422,11 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
         assert ends >= 6
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
-@pytest.mark.parametrize("stack", ["marginal-frozen", "twice"])
-@each_base
-@modes_in_turn
+@by_default(
+    ("base", "stack", "mode"),
+    [("cartpole", "marginal-frozen", NEXT_STEP), ("tag", "twice", SAME_STEP)],
+    product(BASES, ["marginal-frozen", "twice"], [NEXT_STEP, SAME_STEP]),
+)
 def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMode) -> None:
     ours = around(base, stack, sync(base, 2, mode, steps=60))
     theirs = of_singles(base, stack, 2, mode, steps=60)
@@ -576,12 +586,9 @@ def test_layers_inside_a_vector_are_found(kind: Any) -> None:
     inside = kind([lambda: single("cartpole", "gaussian")] * 2)
     envs = vector.AddNoiseTokens(inside, 4)
     twin = wrappers.AddNoiseTokens(single("cartpole", "gaussian"), 4)
-    assert envs.token_spec == twin.token_spec and envs.num_draws == twin.num_draws == 2
+    assert envs.token_spec == twin.token_spec and envs.num_random_layers == twin.num_random_layers == 2
     assert_same(envs.reset(seed=0)[0][1], twin.reset(seed=1)[0])
     envs.close()
-
-
-# C34, C39
 
 
 @pytest.mark.parametrize(
@@ -673,11 +680,11 @@ def test_our_statistics_fit_around_others_and_say_what_they_cannot_do() -> None:
     assert results[3][-1]["sum"]["l"].tolist() == [3, 3] and list(envs.length_queue) == [3] * 4
     twice = vector.RecordEpisodeStatistics(vector.RecordEpisodeStatistics(gymnasium.make_vec(TAG, 2, max_steps=1)))
     twice.reset(seed=0)
-    with pytest.raises(ValueError, match="stats_key='episode': must be no key that info has already"):
+    with pytest.raises(ValueError, match="stats_key='episode': expected a key that info does not have yet"):
         twice.step(still(twice.action_space))
     with pytest.raises(ValueError, match="buffer_length=-1: must be at least 0"):
         vector.RecordEpisodeStatistics(gymnasium.make_vec(TAG, 2), buffer_length=-1)
-    with pytest.raises(TypeError, match=r"must be a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
+    with pytest.raises(TypeError, match=r"expected a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
         vector.RecordEpisodeStatistics(gymnasium.make(TAG))  # type: ignore[arg-type]  # what is tested
 
 
@@ -689,7 +696,6 @@ def test_episode_statistics_of_one_environment_are_right(stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
     envs = around(base, stack, sync(base, 1))
     for result in playing(envs, 12):
@@ -701,7 +707,6 @@ def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_what_was_returned_stays(base: str, stack: str) -> None:
     same = {"vector_kwargs": {"autoreset_mode": SAME_STEP, "copy": False}}
     inner = gymnasium.make_vec(BASES[base], 2, "sync", max_episode_steps=5, **same)
@@ -754,7 +759,7 @@ def test_tokens_hold_the_features(seed: int) -> None:
     roles = {"query": 0, "feature[0]": 1, "feature[1]": 2, "feature[2]": 3, "feature[3]": 4}
     spec = env.token_spec
     assert (spec.num_tokens, spec.features, spec.roles) == (5, ("value", "role"), roles)
-    assert (spec.query, spec.padded) == (0, False)
+    assert (spec.query_index, spec.padded) == (0, False)
 
 
 def test_dictionaries_are_flattened_as_gymnasium_does() -> None:
@@ -1045,11 +1050,11 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
 @pytest.mark.parametrize("marker", [0, -2, 2])
 def test_roles_are_the_last_column(marker: int) -> None:
     features, roles = ("role", "x"), {"self": 0, "thing": 1}
-    with pytest.raises(ValueError, match=f"marker={marker}: must be -1 or 1, the last column, where there are roles"):
-        TokenSpec(3, features, roles, marker=marker)
+    with pytest.raises(ValueError, match=f"feature={marker}: must be -1 or 1, the last column, where there are roles"):
+        TokenSpec(3, features, roles, padding_feature=marker)
     for last in (-1, 1):
-        assert TokenSpec(3, features, roles, marker=last).mask(np.zeros((3, 2))).all()
-    assert TokenSpec(3, features, {}, marker=0).mask(np.zeros((3, 2))).all()
+        assert TokenSpec(3, features, roles, padding_feature=last).mask(np.zeros((3, 2))).all()
+    assert TokenSpec(3, features, {}, padding_feature=0).mask(np.zeros((3, 2))).all()
 
 
 def test_games_without_roles() -> None:
@@ -1057,7 +1062,7 @@ def test_games_without_roles() -> None:
         for distribution in ("uniform", "marginal"):
             env = wrappers.AddNoiseTokens(gymnasium.make("noisy_envs/BoxWorldEntities-v0"), noise, distribution)
             spec = env.token_spec
-            assert spec.roles == {} and spec.padded and spec.marker == 0
+            assert spec.roles == {} and spec.padded and spec.padding_feature == 0
             for result in play(env, draw_actions(env.action_space, 40), seed=0):
                 tokens, info = result[0], result[-1]
                 assert tokens in env.observation_space
@@ -1074,9 +1079,11 @@ def test_noise_without_role_is_never_taken_for_padding() -> None:
     env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
     rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "drawn", lambda moment, counts, like: [np.zeros((1, n), np.float32) for n in counts])
+        patch.setattr(
+            rules, "draw_uniforms", lambda moment, counts, like: [np.zeros((1, n), np.float32) for n in counts]
+        )
         moment = rules.Moment(*(np.zeros(1, np.int64) for _ in range(3)), np.zeros((1, 2), np.int64))
-        shown, _ = rule.show(env.reset(seed=0)[0][None], np.ones((1, 8), bool), moment)
+        shown, _ = rule.apply(env.reset(seed=0)[0][None], np.ones((1, 8), bool), moment)
     assert rule.spec.mask(shown[0, 8:]).all() and (shown[0, 8:, 1:] == -1).all()
 
 
@@ -1085,7 +1092,7 @@ def test_gaussian_noise_stays_within_its_bounds() -> None:
 
     most = np.float32(1 - 2.0**-24)
     u = np.array([[most, most, 0.0, 0.5, 0.0, 0.5]], np.float32)[:, [0, 1, 4, 2, 3, 2]]
-    values = rules.gaussian(u[:, :3], u[:, 3:])
+    values = rules.box_muller(u[:, :3], u[:, 3:])
     assert np.isfinite(values).all() and abs(values).max() > 5.7
     for scale in (1.0, 0.3, 7e3):
         env = wrappers.AddNoiseTokens(single("cartpole"), 1, scale=scale, shuffle=False)
@@ -1136,10 +1143,10 @@ def test_each_world_has_its_own_order() -> None:
 
 @pytest.mark.parametrize("query", [0, 2, 7])
 def test_any_row_can_be_the_query(query: int) -> None:
-    from noisy_envs.wrappers.transforms import places
+    from noisy_envs.wrappers.transforms import random_order
 
     u = np.random.default_rng(0).random((500, 7))
-    order = places(u, query)
+    order = random_order(u, query)
     assert (order[:, query] == query).all()
     assert (np.sort(order, axis=1) == np.arange(8)).all()
     assert len(np.unique(order[:, (query + 1) % 8])) == 7
@@ -1267,7 +1274,7 @@ def test_meaning_is_found_below_the_wrappers_of_others() -> None:
         assert spec_of(RecordEpisodeStatistics(envs)) == spec_of(envs) == spec
     ours = gymnasium.make(TAG)
     assert spec_of(gymnasium.make_vec(TAG, 2)) == spec_of(ours) == ours.unwrapped.token_spec
-    with pytest.raises(ValueError, match=r"CartPole.*has no token_spec"):
+    with pytest.raises(ValueError, match=r"CartPole.*expected an environment with a token_spec"):
         spec_of(gymnasium.make_vec("CartPole-v1", 2))
 
 
@@ -1275,15 +1282,17 @@ def test_meaning_is_found_below_the_wrappers_of_others() -> None:
 def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
     options = {"num_noise": 1} if name in ("AddNoiseTokens", "noisy_tokens") else {}
     env, envs = gymnasium.make(TAG), gymnasium.make_vec(TAG, 2)
-    with pytest.raises(TypeError, match=r"'CartPole-v1': must be a gymnasium.Env$"):
+    with pytest.raises(TypeError, match=r"'CartPole-v1': expected a gymnasium.Env$"):
         getattr(wrappers, name)("CartPole-v1", **options)
     if name == "noisy_tokens":
         return
-    with pytest.raises(TypeError, match=r"must be a gymnasium.Env; noisy_envs.wrappers.vector has the wrappers of vec"):
+    with pytest.raises(
+        TypeError, match=r"expected a gymnasium.Env; noisy_envs.wrappers.vector has the wrappers of vec"
+    ):
         getattr(wrappers, name)(envs, **options)
-    with pytest.raises(TypeError, match=r"must be a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
+    with pytest.raises(TypeError, match=r"expected a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
         getattr(vector, name)(env, **options)
-    with pytest.raises(TypeError, match=r"'CartPole-v1': must be a gymnasium.vector.VectorEnv$"):
+    with pytest.raises(TypeError, match=r"'CartPole-v1': expected a gymnasium.vector.VectorEnv$"):
         getattr(vector, name)("CartPole-v1", **options)
 
 
@@ -1291,7 +1300,6 @@ def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_a_spec_makes_the_same_again(base: str, stack: str) -> None:
     env = single(base, stack)
     written = EnvSpec.from_json(env.spec.to_json())
@@ -1315,10 +1323,13 @@ def test_vector_environments_can_be_made_with_wrappers() -> None:
 @pytest.mark.parametrize(
     ("space", "error"),
     [
-        (spaces.Box(0, 255, (4, 4, 3), np.uint8), r"Box\(0, 255, \(4, 4, 3\), uint8\).*must have one axis"),
+        (spaces.Box(0, 255, (4, 4, 3), np.uint8), r"Box\(0, 255, \(4, 4, 3\), uint8\).*expected a Box with one axis"),
         (spaces.Dict({"eye": spaces.Box(0, 1, (3, 3))}), r"Box\(0.0, 1.0, \(3, 3\), float32\) in Dict\('eye'"),
-        (spaces.Sequence(spaces.Discrete(2)), r"Sequence\(Discrete\(2\).*cannot be flattened"),
-        (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}), "one name"),
+        (spaces.Sequence(spaces.Discrete(2)), r"Sequence\(Discrete\(2\).*expected a space that can be flattened"),
+        (
+            spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}),
+            "features with different names",
+        ),
     ],
     ids=["image", "inner", "sequence", "names"],
 )
@@ -1376,7 +1387,7 @@ def test_tokens_that_a_wrapper_scaled_are_refused(name: str) -> None:
     """Their roles would be numbers that no spec knows, and padding would count as tokens."""
     scaled = SCALED[name](gymnasium.make(TAG))
     for env in (scaled, gymnasium.vector.SyncVectorEnv([lambda: scaled] * 2)):
-        with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+        with pytest.raises(ValueError, match="expected unchanged bounds of the token feature 'role'"):
             noisy_tokens(env, 2)
         with pytest.raises(ValueError, match="scale features before they become tokens, or not at all"):
             spec_of(env)
@@ -1392,7 +1403,7 @@ def test_vectors_that_a_wrapper_scaled_are_refused() -> None:
     if envs.single_observation_space == plain.single_observation_space:
         pytest.skip("this Gymnasium's wrapper does not tell that it changes the bounds")
     for ask in (spec_of, lambda env: noisy_tokens(env, 2)):
-        with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+        with pytest.raises(ValueError, match="expected unchanged bounds of the token feature 'role'"):
             ask(envs)
 
 
@@ -1410,13 +1421,13 @@ def test_flat_and_stacked_tokens_are_refused_where_they_are_scaled() -> None:
         env = shape(gymnasium.make(TAG))
         assert spec_of(env) == spec
         if env.observation_space.shape is not None:
-            with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+            with pytest.raises(ValueError, match="expected unchanged bounds of the token feature 'role'"):
                 spec_of(gymnasium.wrappers.NormalizeObservation(env))
     envs = gymnasium.make_vec(TAG, 2, learners="all")
     assert spec_of(envs) == spec
     normalized = gymnasium.wrappers.vector.NormalizeObservation(envs)
     if normalized.single_observation_space != envs.single_observation_space:  # older ones of Gymnasium do not tell
-        with pytest.raises(ValueError, match="feature 'role' of the tokens must keep its bounds"):
+        with pytest.raises(ValueError, match="expected unchanged bounds of the token feature 'role'"):
             spec_of(normalized)
 
 
@@ -1468,7 +1479,7 @@ class Signs(gymnasium.Env[Any, Any]):
 
 def test_tokens_that_look_like_padding_get_no_noise_of_a_range() -> None:
     with pytest.raises(
-        ValueError, match=r"num_noise=\(2, 3\): must be one number, or .*'sign' may be -1 without being"
+        ValueError, match=r"num_noise=\(2, 3\): expected one number, or .*'sign' may be -1 without being"
     ):
         noisy_tokens(Signs(), (2, 3))
     pixels = noisy_tokens(gymnasium.make("noisy_envs/BoxWorldPixels-v0"), (2, 3))  # whose colours are from 0 to 1
@@ -1485,17 +1496,17 @@ def test_tokens_that_look_like_padding_get_no_noise_of_a_range() -> None:
 def test_what_is_no_token_is_refused(name: str) -> None:
     options = {"num_noise": 1} if name == "AddNoiseTokens" else {}
     for module, plain in ((wrappers, gymnasium.make("CartPole-v1")), (vector, sync("cartpole"))):
-        with pytest.raises(ValueError, match="has no token_spec: put TokenizeObservation around it first"):
+        with pytest.raises(ValueError, match="expected an environment with a token_spec; TokenizeObservation adds one"):
             getattr(module, name)(plain, **options)
         flat = module.FlattenTokens(module.TokenizeObservation(plain))
         with pytest.raises(
-            ValueError, match=r"^float32 Box \(10,\): must be a float32 Box of one agent's tokens \(5, 2\)$"
+            ValueError, match=r"expected a float32 Box of one agent's tokens \(5, 2\), got float32 Box \(10,\)$"
         ):
             getattr(module, name)(flat, **options)
-    with pytest.raises(ValueError, match="has no token_spec"):
+    with pytest.raises(ValueError, match="expected an environment with a token_spec"):
         getattr(wrappers, name)(gymnasium.make("noisy_envs/BoxWorld-v0", observation="rgb"), **options)
     team = gymnasium.make_vec(TAG, 2, learners="prey")
-    with pytest.raises(ValueError, match=r"must be a float32 Box of one agent's tokens \(8, 5\)"):
+    with pytest.raises(ValueError, match=r"expected a float32 Box of one agent's tokens \(8, 5\)"):
         getattr(vector, name)(team, **options)
 
 
@@ -1516,7 +1527,7 @@ def test_options_must_be_a_dictionary(base: str) -> None:
 def test_a_space_without_a_number_has_no_tokens(space: spaces.Space[Any]) -> None:
     env = gymnasium.make("CartPole-v1").unwrapped
     env.observation_space = space
-    with pytest.raises(ValueError, match="must hold a number at least"):
+    with pytest.raises(ValueError, match="expected at least one number"):
         noisy_tokens(env, 2)
 
 
@@ -1527,7 +1538,7 @@ def test_the_signal_of_others_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> 
     assert noisy_tokens(Signs(), 2).reset(seed=0)[1]["snr"] == 0.4
     assert wrappers.ShuffleTokens(Signs()).reset(seed=0)[1]["signal_mask"].sum() == 2
     info["signal_mask"] = [True, False]
-    told = r"info\['signal_mask'\]: shape \(2,\) must be \(3,\), a bool for each token"
+    told = r"info\['signal_mask'\]: expected shape \(3,\), a bool for each token, got \(2,\)"
     for wrap in (wrappers.ShuffleTokens, lambda env: noisy_tokens(env, 2)):
         with pytest.raises(ValueError, match=told):
             wrap(Signs()).reset(seed=0)
@@ -1546,7 +1557,7 @@ def test_seeds_are_checked_before_anything_changes() -> None:
     envs = around("cartpole", "gaussian", sync("cartpole"))
     with pytest.raises(ValueError, match="2 seeds given, must be num_envs=3"):
         envs.reset(seed=[1, 2])
-    with pytest.raises(RuntimeError, match="the first reset must be of all worlds"):
+    with pytest.raises(RuntimeError, match="the first reset must be of all environments"):
         envs.reset(options={"reset_mask": np.array([True, False, False])})
     envs.reset(seed=0)
     with pytest.raises(ValueError, match=r"reset_mask.*must be bool"):
@@ -1563,12 +1574,12 @@ def test_a_step_before_the_first_reset_is_refused(base: str) -> None:
 def test_vectors_must_tell_their_mode() -> None:
     envs = sync("cartpole")
     envs.metadata = {}
-    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\]=None: must be an AutoresetMode"):
+    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\]=None: expected an AutoresetMode"):
         vector.TokenizeObservation(envs)
 
 
 def test_pictures_on_torch_are_refused() -> None:
     pytest.importorskip("torch")
     envs = gymnasium.make_vec("noisy_envs/BoxWorld-v0", 2, backend="torch", observation="rgb")
-    with pytest.raises(ValueError, match="must have one axis"):
+    with pytest.raises(ValueError, match="expected a Box with one axis"):
         vector.TokenizeObservation(envs)
