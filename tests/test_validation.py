@@ -131,7 +131,7 @@ def test_settings_of_supervised_runs_are_taken_in_any_form(tmp_path: Path) -> No
 )
 def test_queries_are_taken_in_any_form(query: Any, places: tuple[int, ...]) -> None:
     pooling = pytest.importorskip("noisy_envs.nn.pooling")
-    found = pooling.AdaPool(8, 2, query).places
+    found = pooling.AdaPool(8, 2, query).query_source
     assert found == places and {*map(type, found)} == {int}
 
 

@@ -133,7 +133,7 @@ def make_envs(args: Any) -> Envs:
 def make_vec(args: Any, num_envs: int, options: dict[str, Any]) -> Any:
     """Make vector environments in torch with auto-reset in the same step."""
     if is_other(args):
-        return gymnasium_envs.ForeignVectorEnv(game_of(args), num_envs, args.device)
+        return gymnasium_envs.GymnasiumVectorEnv(game_of(args), num_envs, args.device)
     return gymnasium.make_vec(
         args.env_id,
         num_envs,
@@ -229,7 +229,7 @@ def is_other(args: Any) -> bool:
 
 def can_render(args: Any) -> bool:
     """Tell whether the environment can be drawn as an image."""
-    return not is_other(args) or game_of(args).draws
+    return not is_other(args) or game_of(args).can_render
 
 
 def num_learners(args: Any) -> int:
@@ -255,7 +255,7 @@ def baseline_returns(args: Any) -> BaselineReturns:
     if args.learners == "all" and registration.find(args.env_id)[0] == "simple_tag":
         return unknown
     if is_other(args):
-        returns = game_of(args).references
+        returns = game_of(args).baselines
     else:
         as_registered = game_of(args) == game_of(dataclasses.replace(args, env_kwargs=(), num_noise=()))
         returns = baselines.baseline_returns(args.env_id, None if as_registered else env_kwargs(args))

@@ -180,7 +180,7 @@ def test_the_agents_play_its_native_vector_environment(fruit):
 
     game = gymnasium_envs.GymnasiumGame("Fruit-v0", {"num_noise": (0, 3), "max_steps": 7})
     native = game.make_vec(3)
-    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.draws
+    assert isinstance(native.unwrapped, TokenVectorEnv) and game.native and game.can_render
     assert not gymnasium_envs.GymnasiumGame("CartPole-v1").native
     gymnasium.spec("Fruit-v0").vector_entry_point = None
     singles = game.make_vec(3)

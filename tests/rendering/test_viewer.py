@@ -484,7 +484,7 @@ def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "record", lambda *_: pytest.fail("an episode was played first"))
     monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
-    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "draws", property(lambda game: game.env_id != "Odd-v0"))
+    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "can_render", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]
