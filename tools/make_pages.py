@@ -47,18 +47,19 @@ def overview() -> str:
     parts = [
         HEAD,
         "# Environments\n",
-        "Each game has a general environment ID, whose options you choose. The other IDs fix options, which their names "
-        "show: most of them are the paper's experiments, and `SimpleTagMPE-v0` is MPE's game. `1v3v28` means 1 agent, "
+        "Each game has a general environment ID, whose options you choose. The other IDs fix options, which their "
+        "names show: most of them are the paper's experiments, and `SimpleTagMPE-v0` is MPE's game. `1v3v28` means 1 agent, "
         "3 signal entities and 28 noise entities, in SimpleTag 1 predator, 3 prey and 28 obstacles. The training "
         "scripts use the [`paper` preset](../howto/train.md#presets) for the paper's experiments and `fast` for the "
         "others.\n",
-        f"The videos show the {made['policy']}, a hand-written policy with full information: `python {made['script']}`, "
-        f"seed {made['seed']} (IDs that play alike have different seeds), commit {made['commit']}. Signal and noise "
+        f"The videos show the {made['policy']}, a hand-written policy with full information: "
+        f"`python {made['script']}`, seed {made['seed']} (IDs that play alike have different seeds), commit {made['commit']}. Signal and noise "
         "differ in lightness and shape as well as in hue. In BoxWorld, borders mark tokens; the agent's is the "
         "widest.\n",
     ]
     for name, game in GAMES.items():
-        parts += [f"## {game.__name__}\n", f"{summary(game)} [Rules and options]({name}.md).\n", '<div class="gallery">']
+        parts += [f"## {game.__name__}\n", f"{summary(game)} [Rules and options]({name}.md).\n"]
+        parts += ['<div class="gallery">']
         parts += [
             f"<figure>{film(env_id, 330)}<figcaption><code>{env_id}</code></figcaption></figure>"
             for env_id in ids(name)
@@ -103,7 +104,7 @@ def sections(game: type) -> dict[str, str]:
 
 def table_of_ids(game: str) -> str:
     """List a game's ids: options, shape, noise, and the returns of the reference policies."""
-    rows = ["| environment ID | options | observation | SNR at the start | random | oracle |", "|---|---|---|---|---|---|"]
+    rows = ["| environment ID | options | observation | SNR at the start | random | oracle |", "|---" * 6 + "|"]
     for env_id in ids(game):
         env: Any = gymnasium.make(env_id).unwrapped
         tokens, info = env.reset(seed=0)
