@@ -114,7 +114,7 @@ class Setting(NamedTuple):
     @property
     def start_kwargs(self) -> dict[str, Any]:
         """The option with which all noise levels of one id start in the same states."""
-        return {} if self.num_noise is None else registration.start_of(self.env_id, {})
+        return {} if self.num_noise is None else registration.fixed_start(self.env_id, {})
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
