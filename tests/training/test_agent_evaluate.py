@@ -266,11 +266,11 @@ def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch
         playback = make_playback(*words)
         render, spec = playback.render, playback.token_spec
 
-        def rendered(weights=None):
+        def rendered(weights=None, overlay="attention"):
             if weights is not None:
                 tokens = playback.tokens[0]
                 shown.append((weights, spec.mask(tokens) if spec.padded else np.ones(len(tokens))))
-            return render(weights)
+            return render(weights, overlay)
 
         playback.render = rendered
         return playback
