@@ -13,7 +13,7 @@ demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
 
 test: $(VENV)/dev  ## run the tests
-	$(BIN)/python -m pytest -n 2 -m "not slow and not process"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not process"
 
 test-process: $(VENV)/dev  ## run the tests that start programs and take seconds each
 	$(BIN)/python -m pytest -m "process and not slow"

@@ -114,7 +114,7 @@ class Setting(NamedTuple):
     @property
     def start_kwargs(self) -> dict[str, Any]:
         """The option with which all noise levels of one id start in the same states."""
-        return {} if self.num_noise is None else registration.start_of(self.env_id, {})
+        return {} if self.num_noise is None else registration.fixed_start(self.env_id, {})
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Setting(NamedTuple):
     def baselines(self) -> BaselineReturns:
         """Returns with scores of 0 and 1."""
         game = self.gymnasium_game
-        return game.references if game else baseline_returns(self.env_id, self.env_kwargs)
+        return game.baselines if game else baseline_returns(self.env_id, self.env_kwargs)
 
     def snr(self, env_kwargs: Mapping[str, Any] | None = None) -> float:
         """Share of signal tokens at the start of an episode, with `env_kwargs` of a run if they are given."""

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "supervised"))
 import experiment
 import knn_centroid
 from set_task import PAPER, SetTask
+from trainer import Run, Trainer
 
 from noisy_envs.training.versions import current_commit
 
@@ -81,14 +82,14 @@ def seconds(function: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def make_trainer(task: SetTask, args: experiment.Args, pooling: str) -> experiment.Trainer:
+def make_trainer(task: SetTask, args: experiment.Args, pooling: str) -> Trainer:
     """Return a trainer of a fresh network."""
     network = task.network(pooling, seed=1).to(args.device)
     optimizer = torch.optim.AdamW(network.parameters(), args.learning_rate, fused=True)
-    return experiment.Trainer(task, experiment.Run(network, optimizer), args, seed=1)
+    return Trainer(task, Run(network, optimizer), args, seed=1)
 
 
-def kinds(trainer: experiment.Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
+def kinds(trainer: Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
     """Return milliseconds of the GPU a step, by kinds of work."""
     milliseconds: Counter[str] = Counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:

@@ -9,7 +9,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import TINY, load_agent
+from cases import slow
+from helpers import TINY, load_agent
 
 from noisy_envs.training.process import stop_signals
 
@@ -47,11 +48,16 @@ def test_smoke_runs_every_engine(tmp_path):
         (["--out", "speed.jpg"], "speed.jpg: must end in .png"),
     ],
 )
-def test_wrong_words_are_refused(words, told):
-    done = benchmark(*words)
-    assert done.returncode == 2 and told in done.stderr
+def test_wrong_words_are_refused(monkeypatch, capsys, words, told):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from env_speed import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert told in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_row_that_fails_says_why_and_the_others_go_on():
     words = ["--works", "SimpleTag 1v3v4", "--engines", "one world", "NumPy", "--worlds", "1", "8", "--timeout", "0.01"]
     done = benchmark(*words)
@@ -130,12 +136,23 @@ def soak(*words):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_soak_keeps_its_rows(tmp_path):
-    words = ["--steps", "9000", "--num-envs", "32", "--out", tmp_path]
+@pytest.fixture
+def soak_main(monkeypatch):
+    """The soak in this process, whose handlers of signals are put back."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from soak import main
+
+    handlers = {number: signal.getsignal(number) for number in stop_signals()}
+    yield main
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_soak_keeps_its_rows(tmp_path, soak_main, capsys):
     for _ in range(2):  # the second plays nothing
-        run = soak(*words)
-        told, errors = run.communicate()
-        assert run.returncode == 0 and told.count("| none |") == 3, told + errors
+        assert soak_main(["--steps", "9000", "--num-envs", "32", "--out", str(tmp_path)]) == 0
+        told, errors = capsys.readouterr()
+        assert told.count("| none |") == 3, told
     assert errors == ""
     rows = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert [row["faults"] for row in rows] == [{}, {}, {}] and min(row["steps"] for row in rows) >= 9000
@@ -143,6 +160,7 @@ def test_a_soak_keeps_its_rows(tmp_path):
     assert (tmp_path / "table.md").read_text().count("\n") == 5
 
 
+@pytest.mark.process
 def test_a_soak_is_stopped(tmp_path):
     run = soak("--num-envs", "32", "--out", tmp_path)
     run.stderr.read(1)  # the bar
@@ -163,20 +181,11 @@ def test_a_soak_that_is_stopped_before_its_first_step_has_a_row(monkeypatch):
     assert 0 < row["steps"] < 1000 and not row["faults"]
 
 
-@pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', b"[1]", b"null", b"{", b"\xff"])
-@pytest.mark.in_turn("other")
-def test_a_soak_leaves_files_of_others_alone(tmp_path, monkeypatch, other):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from soak import main
-
+@pytest.mark.parametrize("other", [b'{"kills": [], "runs": []}', *map(slow, (b"[1]", b"null", b"{", b"\xff"))])
+def test_a_soak_leaves_files_of_others_alone(tmp_path, soak_main, other):
     (tmp_path / "kills.json").write_bytes(other)
     words = ["--steps", "1", "--num-envs", "2", "--env-id", "noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorld-v0"]
-    signals = {number: signal.getsignal(number) for number in stop_signals()}
-    try:
-        assert main([*words, "--out", str(tmp_path)]) == 0
-    finally:
-        for number, handler in signals.items():
-            signal.signal(number, handler)
+    assert soak_main([*words, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "kills.json").read_bytes() == other and len(list(tmp_path.glob("*.json"))) == 3
     assert (tmp_path / "table.md").read_text().count("\n") == 4
 

@@ -9,7 +9,7 @@ import tomllib
 import warnings
 
 import pytest
-from conftest import ROOT, TINY, with_path
+from helpers import ROOT, TINY, with_path
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version

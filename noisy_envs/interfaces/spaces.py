@@ -1,4 +1,7 @@
-"""Observation and action spaces of a game, for one agent or several."""
+"""Observation and action spaces of a game, for one agent or several.
+
+Each call returns a new space, since a space holds a random generator.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from noisy_envs.games.game import Game
 
 
 def observation_box(game: Game, agents: int | None = None) -> spaces.Box:
-    """Return a new space of what one agent sees, finite, or of (agents, ...); new, since a space holds a generator."""
+    """Return the finite space of one agent's observations, or of several with a leading axis."""
     lead = () if agents is None else (agents,)
     low, high = (np.broadcast_to(bound, (*lead, *bound.shape)).copy() for bound in game.observation_bounds)
     return spaces.Box(low, high, dtype=low.dtype.type)
 
 
 def action_space(game: Game, agents: int | None = None) -> spaces.Space[Any]:
-    """Return a new space of actions, of one agent or of several; new, since a space holds a random generator."""
+    """Return the space of one agent's actions, or of several with a leading axis."""
     if game.continuous_actions:
         return spaces.Box(0.0, 1.0, (*([] if agents is None else [agents]), game.num_actions), np.float32)
     if agents is None:

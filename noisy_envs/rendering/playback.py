@@ -17,7 +17,7 @@ from noisy_envs.interfaces.scripted import assign_policies, complete_actions, co
 from noisy_envs.registration import GAMES, NOISE, OTHER, find, same_start
 from noisy_envs.rendering.window import headless_pygame
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training.gymnasium_envs import GymnasiumGame, Range
+from noisy_envs.training.gymnasium_envs import ActionRange, GymnasiumGame
 from noisy_envs.validation import Count, build, highest
 
 Picture = Array
@@ -77,7 +77,7 @@ class Playback(Protocol):
         """Play one step of the actions (n, ...) that a trained agent chooses, one for each controlled agent.
 
         In other Gymnasium environments they are converted to the action space as
-        `noisy_envs.training.gymnasium_envs.Range` describes.
+        `noisy_envs.training.gymnasium_envs.ActionRange` describes.
         """
 
     def baseline_actions(self, policy: str, generator: np.random.Generator) -> Array:
@@ -224,12 +224,12 @@ class _GymnasiumPlayback:
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seed: int, episode: int) -> None:
         game = GymnasiumGame(env_id, env_kwargs)
-        if not game.draws:
+        if not game.can_render:
             raise ValueError(f"env_id={env_id!r}: expected an environment with the render mode 'rgb_array'")
         self.env_id, self.env_kwargs, self.seed = env_id, env_kwargs, seed
         self.token_spec, self.noise = game.token_spec, game.num_noise
         self._env = game.make("rgb_array")
-        self._range = Range(self._env.action_space)
+        self._range = ActionRange(self._env.action_space)
         self.reset(episode)
 
     def reset(self, episode: int) -> None:

@@ -94,7 +94,7 @@ class Envs:
         return EnvState(self._envs.batch_state, tokens, zeros, zeros.clone())
 
     def compile_step(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile `step` where it runs on a GPU; elsewhere Python's share of a step is small beside the network's."""
+        """Compile `step` where it runs on a GPU; elsewhere the network takes most of the time."""
         if not self.on_gpu:
             return
         state, space = self.reset(), self.action_space
@@ -133,7 +133,7 @@ def make_envs(args: Any) -> Envs:
 def make_vec(args: Any, num_envs: int, options: dict[str, Any]) -> Any:
     """Make vector environments in torch with auto-reset in the same step."""
     if is_other(args):
-        return gymnasium_envs.ForeignVectorEnv(game_of(args), num_envs, args.device)
+        return gymnasium_envs.GymnasiumVectorEnv(game_of(args), num_envs, args.device)
     return gymnasium.make_vec(
         args.env_id,
         num_envs,
@@ -201,7 +201,7 @@ def eval_env_kwargs(args: Any, trained: Any = None) -> dict[str, Any]:
 
 
 def with_start_of(args: Any, trained: Any) -> Any:
-    """Return the settings of an evaluation whose episodes start as those of training, whatever the noise."""
+    """Return the settings of an evaluation whose episodes start as those of training, at any noise level."""
     start = registration.same_start(args.env_id, requested_env_kwargs(args), (trained.env_id, env_kwargs(trained)))
     added = tuple(f"{name}={value}" for name, value in start.items())
     return dataclasses.replace(args, env_kwargs=(*args.env_kwargs, *added))
@@ -229,7 +229,7 @@ def is_other(args: Any) -> bool:
 
 def can_render(args: Any) -> bool:
     """Tell whether the environment can be drawn as an image."""
-    return not is_other(args) or game_of(args).draws
+    return not is_other(args) or game_of(args).can_render
 
 
 def num_learners(args: Any) -> int:
@@ -255,7 +255,7 @@ def baseline_returns(args: Any) -> BaselineReturns:
     if args.learners == "all" and registration.find(args.env_id)[0] == "simple_tag":
         return unknown
     if is_other(args):
-        returns = game_of(args).references
+        returns = game_of(args).baselines
     else:
         as_registered = game_of(args) == game_of(dataclasses.replace(args, env_kwargs=(), num_noise=()))
         returns = baselines.baseline_returns(args.env_id, None if as_registered else env_kwargs(args))

@@ -15,7 +15,7 @@ from noisy_envs.training import distributed
 from noisy_envs.training.accelerate import use_deterministic
 from noisy_envs.training.distributed import RANK
 from noisy_envs.training.evaluation import evaluate_runs, format_score
-from noisy_envs.training.gymnasium_envs import Unfit
+from noisy_envs.training.gymnasium_envs import InvalidStep
 from noisy_envs.training.metrics import ColumnMismatch
 from noisy_envs.training.process import EXIT_INTERRUPTED, ignore_broken_pipe, memory_errors
 from noisy_envs.training.run import Run, is_complete, records_video
@@ -81,7 +81,7 @@ def train(module: ModuleType, args: Any) -> dict[str, Any]:
             print(f"stopped; {resume if run.has_checkpoint else 'nothing was saved yet'}", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except (OSError, FloatingPointError, ValueError) as error:
-        if isinstance(error, ValueError) and run.began and not isinstance(error, (ColumnMismatch, Unfit)):
+        if isinstance(error, ValueError) and run.began and not isinstance(error, (ColumnMismatch, InvalidStep)):
             raise  # a fault of the code: it needs its traceback
         resumable = isinstance(error, OSError) and run.began and run.has_checkpoint
         hint = f"; once that is fixed, resume with: {run.resume_command}" if resumable else ""

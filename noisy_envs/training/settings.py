@@ -81,7 +81,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 def parse(module: ModuleType, argv: Sequence[str]) -> Any:
     """Read the settings of an agent, `module.Args`.
 
-    Defaults are those of `--env-id` and `--preset` in presets.toml beside the agent's file, or those of the run that
+    Defaults are those of `--env-id` and `--preset` in presets.toml next to the agent's file, or those of the run that
     `--resume` or `--evaluate` names.
 
     Raises:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from conftest import make, to_backend
+from cases import slow
+from helpers import make, to_backend
 
 from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import as_numpy
@@ -15,7 +16,7 @@ from noisy_envs.games.simple_tag import SimpleTag
 
 simple_tag_v3 = pytest.importorskip("mpe2.simple_tag_v3")
 
-EPISODES, STEPS = 8, 128
+EPISODES, STEPS = 4, 128
 HELD = 4  # steps for which an action is held, so that speed limits and the far outside are reached
 SIZES: dict[str, dict[str, Any]] = {
     "1v3v12": {"num_predators": 1, "num_prey": 3, "num_obstacles": 12},
@@ -141,7 +142,7 @@ def recorded_states(game: SimpleTag, body: np.ndarray, backend: str) -> State:
 
 @each_action
 @each_played
-@pytest.mark.in_turn("backend")
+@pytest.mark.parametrize("backend", ["numpy", slow("torch")], indirect=True)
 def test_motion_over_an_episode(case, continuous, backend):
     game, recording = build(case, continuous), record(case, continuous)
     state = recorded_states(game, recording.body[:, 0], backend)

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 import noisy_envs
 from noisy_envs.randomness import episode_key, uniforms

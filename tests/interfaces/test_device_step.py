@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from conftest import TEAM_CASES, each_case, each_game
+from cases import OPTION_SETS, TEAMS, crossed, each_case, each_case_and, each_game, slow
 from gymnasium.vector import AutoresetMode
 
 from noisy_envs.arrays import as_numpy
@@ -18,8 +18,12 @@ from torch.utils._pytree import tree_flatten, tree_map  # noqa: E402  torch may 
 import noisy_envs.nn.cuda_graph  # noqa: E402
 from noisy_envs.interfaces import vector_env  # noqa: E402
 
-MODES = list(AutoresetMode)
-each_mode = pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
+# by default a step that resets is compiled for these option sets, in these modes
+COMPILED = {
+    "simple_centroid-ranges": AutoresetMode.DISABLED,
+    "simple_tag-functions": AutoresetMode.SAME_STEP,
+    "box_world-chains": AutoresetMode.NEXT_STEP,
+}
 
 
 class Played:
@@ -85,10 +89,8 @@ def same_info(info, expected):
     assert not any(info[name].any() for name in more if name.startswith("_"))
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "recorded"])
-@each_mode
-@pytest.mark.in_turn("mode", "compile")
-@pytest.mark.parametrize(("env_id", "options", "team"), TEAM_CASES)
+@pytest.mark.parametrize("compile", [pytest.param(True, id="recorded"), slow(False, id="eager")])
+@each_case_and("mode", AutoresetMode, TEAMS)
 def test_the_device_resets_as_the_host_does(env_id, options, team, mode, compile, request, monkeypatch):
     host = make(env_id, mode, learners=team, **options)
     host.reset(seed=3)
@@ -149,9 +151,10 @@ def test_copies_on_numpy(env_id, copy):
     assert np.shares_memory(first["_snr"], second["_snr"]) == (not copy)
 
 
-@each_mode
-@pytest.mark.in_turn("options", "mode")
-@each_case
+@pytest.mark.parametrize(
+    ("env_id", "options", "mode"),
+    crossed(OPTION_SETS, AutoresetMode, lambda case, mode: COMPILED.get(case.id) is mode),
+)
 def test_a_step_that_resets_compiles_whole(env_id, options, mode, monkeypatch):
     monkeypatch.setattr(vector_env, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(noisy_envs.nn.cuda_graph, "CudaGraph", Played)
@@ -171,7 +174,7 @@ def test_ended_worlds_are_refused_on_a_device_too(device):
     envs.reset(seed=0)
     for _ in range(9):
         envs.step(torch.zeros(5, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match=r"worlds \[0, 1, 2, 3, 4\] have ended"):
+    with pytest.raises(RuntimeError, match=r"environments \[0, 1, 2, 3, 4\] have ended"):
         envs.step(torch.zeros(5, dtype=torch.int64))
 
 

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import POLICY_OF, each_case
+from cases import CASES, each_case
 
 from noisy_envs import ENVIRONMENTS
 from noisy_envs.arrays import as_numpy
@@ -13,7 +13,7 @@ from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registration import GAMES
 
 SOLID = dict.fromkeys(("collidable_agents", "collidable_signal", "collidable_noise"), True)
-MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if game in POLICY_OF]
+MOVING = [(env_id, {}) for env_id, (game, _) in ENVIRONMENTS.items() if CASES[game].policy_options]
 MOVING += [
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 2, "num_signal": (1, 4), "num_noise": (0, 4)}),
     ("noisy_envs/SimpleCentroid-v0", {"num_agents": 3, "num_signal": (1, 4), "spread": 0.1, **SOLID}),
@@ -155,7 +155,7 @@ def test_use_in_inference_mode_leaves_later_gradients_alone(env_id, options):
     worlds, _ = envs.pure_step(envs.batch_state, action)
     _, outcome = envs.pure_step(worlds, action)
     assert (torch.autograd.grad(outcome.reward.sum(), action)[0] != 0).any()
-    kept = [part for made in envs.game._made.values() for part in (made if isinstance(made, tuple) else [made])]
+    kept = [part for made in envs.game._cache.values() for part in (made if isinstance(made, tuple) else [made])]
     assert len(kept) > 3 and not any(part.is_inference() for part in kept)
 
 

@@ -3,7 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CASE_NAMES, CASES, GAME_IDS, IDS, each_game, make, still, to_backend
+from cases import GAME_IDS, IDS, OPTION_SETS, each_game
+from helpers import make, still, to_backend
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.randomness import MASK, episode_key
@@ -11,7 +12,7 @@ from noisy_envs.randomness import MASK, episode_key
 CHUNK = 125  # steps between two comparisons: no divisor of an episode and its reset
 FACTS = ("tokens", "reward", "terminated", "truncated", "signal_mask", "snr", "is_success")
 WORLDS = {env_id.partition("/")[2]: (env_id, {}) for env_id in IDS}
-WORLDS |= {name: case for name, case in zip(CASE_NAMES, CASES, strict=True) if case[1]}
+WORLDS |= {case.id: case.values for case in OPTION_SETS if case.values[1]}
 LONG = {
     **{name: 20_000 for name in WORLDS},
     **{env_id.partition("/")[2]: 1_000_000 for env_id in GAME_IDS.values()},

@@ -6,8 +6,9 @@ import math
 import gymnasium
 import numpy as np
 import pytest
-from conftest import HEADS, load_agent, train_tiny
+from cases import HEADS
 from gymnasium import spaces
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
-from noisy_envs.registration import short
+from noisy_envs.registration import short_name
 from noisy_envs.training.process import stop_signals
 
 SOURCES = [
@@ -63,7 +63,7 @@ def test_programs_print_where_the_output_knows_few_letters():
     ],
 )
 def test_folders_have_names_that_windows_takes(env_id, name):
-    assert short(env_id) == name
+    assert short_name(env_id) == name
 
 
 def test_ctrl_break_stops_a_run_where_there_is_one(monkeypatch):

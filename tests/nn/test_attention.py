@@ -4,6 +4,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from cases import slow
 
 pytest.importorskip("torch")
 import torch
@@ -127,7 +128,7 @@ def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("axis", "width"), [(0, 1), (1, 2)])
+@pytest.mark.parametrize(("axis", "width"), [(0, 1), slow(1, 2)])
 def test_compiled_is_the_same(axis, width):
     tokens, weight, mask = drawn(masked=True, dtype=torch.float32)
     compiled = torch.compile(narrow, fullgraph=True, options=COMPILE_OPTIONS)

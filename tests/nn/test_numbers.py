@@ -4,7 +4,8 @@ import math
 
 import gymnasium
 import pytest
-from conftest import each_case, load_agent
+from cases import each_case
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -132,7 +133,7 @@ NARROW = "--num-layers 2 --embed-dim 8 --num-heads 8 --attention-scale embed --d
 @pytest.mark.parametrize("settings", ["", NARROW, "--env-id noisy_envs/BoxWorld-v0"], ids=["wide", "narrow", "box"])
 def test_training_repeats_on_deterministic_kernels(tmp_path, settings, device, deterministic):
     """Two runs of one seed: the same log and weights, compiled and recorded as they are on a GPU by default."""
-    small = "--num-envs 16 --num-steps 16 --minibatch-size 64 --update-epochs 2 --total-timesteps 1024"
+    small = "--num-envs 16 --num-steps 16 --minibatch-size 64 --update-epochs 2 --total-timesteps 512"
     words = f"{small} --eval-episodes 3 --no-capture-video --torch-deterministic --device {device} {settings}".split()
 
     def trained(name):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cases import slow
 
 pytest.importorskip("torch")  # an extra: without it these tests do not apply
 import torch
@@ -498,7 +499,7 @@ def test_shapes_are_checked(name: str, method: str) -> None:
 
 
 @each_head
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [True, slow(False)])
 def test_compiles_without_a_graph_break(name: str, masked: bool) -> None:
     """`fullgraph=True` raises at a break."""
     tokens, mask = masked_tokens() if masked else (draw(B, N, DIM), None)
@@ -559,8 +560,7 @@ ignore_deprecated = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ig
 
 
 @each_head
-@each_mask
-@pytest.mark.in_turn("masked")
+@pytest.mark.parametrize("masked", [False, slow(True)])
 def test_exports_with_free_axes(name: str, masked: bool) -> None:
     """A program of any number of sets and tokens."""
     model = Model(name).eval()

@@ -3,10 +3,12 @@
 import importlib.util
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import by_default
 
 pytest.importorskip("torch")  # an extra: without it these tests do not apply
 import torch
@@ -39,9 +41,9 @@ def make_model(pool: str) -> Any:
         return EXAMPLE.Model(nn.Linear(4, EXAMPLE.DIM), head, outputs=3)
 
 
-@each_pool
-@pytest.mark.parametrize("model", ["set", "vit"])
-@pytest.mark.in_turn("model")
+@by_default(
+    ("model", "pool"), [("set", "ada"), ("set", "avg"), ("vit", "cls"), ("vit", "max")], product(["set", "vit"], POOLS)
+)
 def test_loss_falls_and_a_seed_repeats_it(pool, model, capsys):
     words = ["--model", model, "--pool", pool, "--steps", "20", "--seed", "4"]
     before, after = EXAMPLE.main(words)

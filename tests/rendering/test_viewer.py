@@ -5,11 +5,13 @@ import pickle
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import GAME_IDS, ROOT, each_head_and, each_id, load_agent, posix, train_tiny
+from cases import GAME_IDS, HEADS, by_default, each_id, posix
+from helpers import ROOT, load_agent, train_tiny
 
 from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.baselines import baseline_returns, play_baseline
@@ -179,7 +181,11 @@ def filmed(ppo, run):
     return evaluation.record_episode(agent, args)
 
 
-@each_head_and("env_id", GAME_IDS.values())
+@by_default(
+    ("head", "env_id"),
+    [("adapool", BOX), ("avgpool", TAG), ("clstoken", CENTROID), ("maxpool", BOX)],
+    product(HEADS, GAME_IDS.values()),
+)
 def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("tyro")
@@ -198,11 +204,9 @@ def test_a_checkpoint_plays_as_in_the_films_of_its_own_file(env_id, head, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(trained_run):
     """A run of AdaPool."""
-    pytest.importorskip("torch")
-    pytest.importorskip("tyro")
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("run"), "--num-noise", "4", *SHORT)[1]
+    return trained_run("adapool", "--num-noise", "4", *SHORT)
 
 
 def test_several_learners_play_with_one_network(tmp_path):
@@ -398,11 +402,10 @@ CARTPOLE = "CartPole-v1"
 
 
 @pytest.fixture(scope="module")
-def balancing(tmp_path_factory):
+def balancing(trained_run):
     """A run of AdaPool on CartPole."""
-    pytest.importorskip("tyro")
     words = ["--env-id", CARTPOLE, "--num-noise", "4"]
-    return train_tiny(load_agent("adapool"), tmp_path_factory.mktemp("cartpole"), *words)[1]
+    return trained_run("adapool", *words)
 
 
 def test_an_environment_of_others_is_watched_at_random(tmp_path):
@@ -457,21 +460,21 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
             ["noisy_envs/SimpleTga-v0"],
             "watch='noisy_envs/SimpleTga-v0': Environment `SimpleTga` doesn't exist",
         ),
-        (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? must be one that `python -m noisy_envs` lists, or"),
+        (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? expected an id that `python -m noisy_envs` lists"),
         (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
-        (["chess"], "watch='chess': Environment `chess` doesn't exist; must be one that"),
+        (["chess"], "watch='chess': Environment `chess` doesn't exist; expected an id that"),
         (["no_module:Chess-v0"], "watch='no_module:Chess-v0': No module named 'no_module'; the folder that holds it"),
         (["CartPole-v1", "--policy", "oracle"], "policy='oracle': expected one of random, or the folder or checkpoint"),
-        (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
+        (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: expected at least 0"),
         (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),
         ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? expected one of random, still, "),
         ([BOX, "--policy", "still"], "policy='still': expected one of random, oracle, or the folder or checkpoint"),
         (
             [BOX, "--num-noise", "4"],
-            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and environments of others",
+            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and other Gymnasium environments",
         ),
-        ([CENTROID, "--num-noise", "-1"], "num_noise=-1: must be at least 0"),
-        ([CENTROID, "--seed", "-1"], "seed=-1: must be from 0"),
+        ([CENTROID, "--num-noise", "-1"], "num_noise=-1: expected at least 0"),
+        ([CENTROID, "--seed", "-1"], "seed=-1: expected 0"),
         ([CENTROID, "--out", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
         ([CENTROID, "--out", "x"], "x: expected a file name that ends in .gif or .mp4"),
         ([CENTROID, "--out", "taken.gif"], "taken.gif exists"),
@@ -481,7 +484,7 @@ def test_what_cannot_be_watched_is_refused_in_one_line(words, told, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(__main__, "record", lambda *_: pytest.fail("an episode was played first"))
     monkeypatch.setitem(gymnasium.registry, "Odd-v0", gymnasium.registry["CartPole-v1"])
-    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "draws", property(lambda game: game.env_id != "Odd-v0"))
+    monkeypatch.setattr(gymnasium_envs.GymnasiumGame, "can_render", property(lambda game: game.env_id != "Odd-v0"))
     (tmp_path / "taken.gif").write_text("mine")
     assert told in refused(["--watch", *words, *([] if "--out" in words else ["--out", "new.gif"])])
     assert [path.name for path in tmp_path.iterdir()] == ["taken.gif"]

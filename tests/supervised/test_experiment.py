@@ -22,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training import sweep
 from noisy_envs.training.files import lock_folder
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
-experiment = load_supervised("experiment")
+experiment, trainer = load_supervised("experiment"), load_supervised("trainer")
 network = load_supervised("network")
 aggregation = load_supervised("aggregation")
 synthetic = load_supervised("synthetic")
@@ -142,7 +142,7 @@ def metrics(folder):
 def test_five_contiguous_folds_of_what_is_not_for_testing(samples, tests):
     task = Fake()
     task.num_samples, task.num_test = samples, tests
-    parts = [experiment.split(task, fold) for fold in range(1, 6)]
+    parts = [trainer.split(task, fold) for fold in range(1, 6)]
     learned = samples - tests
     for part in parts:
         assert part.test.tolist() == list(range(learned, samples))
@@ -160,7 +160,7 @@ def test_too_few_samples_are_refused(samples, tests):
     with pytest.raises(
         ValueError, match=rf"{samples - tests} samples .* {tests} for testing: expected at least 5 and 1"
     ):
-        experiment.split(task, 1)
+        trainer.split(task, 1)
 
 
 def test_the_test_set_is_read_once_at_the_end(tmp_path):
@@ -196,12 +196,12 @@ def test_the_best_validation_epoch_is_tested(tmp_path, course, best):
 
 
 def test_errors_and_losses_are_means_over_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "EVAL_BATCH_SIZE", 3)
+    monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", 3)
     task = Fake()
     found = experiment.train(task, JOB, settings(tmp_path, epochs=1, learning_rate=1e-9))
     (row,) = metrics(JOB.folder(tmp_path))
     squares = (2.5 * task.inputs).square()[:, 0]
-    parts = experiment.split(task, 2)
+    parts = trainer.split(task, 2)
     assert float(row["train_loss"]) == pytest.approx(squares[parts.train].mean().item(), rel=1e-5)
     assert float(row["validation_error"]) == pytest.approx(squares[parts.validation].mean().item(), rel=1e-5)
     assert found["test_error"] == pytest.approx(squares[parts.test].mean().item(), rel=1e-5)
@@ -280,7 +280,8 @@ def test_compiled_runs_are_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_experiment_runs_in_any_thread(jobs, tmp_path):
+def test_an_experiment_runs_in_any_thread(jobs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(experiment.__file__).parent)  # for the processes
     args = small(tmp_path / "out", jobs=jobs, seeds=(1, 2), epochs=1)
     found = []
     thread = threading.Thread(target=lambda: found.append(experiment.run_all(args, ["max"], aggregation.make_task)))
@@ -424,7 +425,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     path = JOB.folder(tmp_path) / "checkpoint.pt"
     path.parent.mkdir(parents=True)
     torch.save(content, path)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program"):
         experiment.train(Fake(), JOB, settings(tmp_path))
 
 
@@ -536,7 +537,7 @@ def test_the_other_processes_go_on_where_one_diverges(tmp_path, monkeypatch, cap
 
 
 def rates(**other):
-    return [experiment.learning_rate(settings(Path(), learning_rate=2.0, **other), step, 10) for step in range(10)]
+    return [trainer.learning_rate(settings(Path(), learning_rate=2.0, **other), step, 10) for step in range(10)]
 
 
 def test_rates():
@@ -555,7 +556,7 @@ def test_the_rate_follows_the_steps_of_all_epochs(tmp_path):
     args = settings(tmp_path, schedule="cosine", warmup=0.3)
     experiment.train(Fake(), JOB, args)
     rates = [float(row["learning_rate"]) for row in metrics(JOB.folder(tmp_path))]
-    assert rates == pytest.approx([experiment.learning_rate(args, step, 16) for step in (3, 7, 11, 15)])
+    assert rates == pytest.approx([trainer.learning_rate(args, step, 16) for step in (3, 7, 11, 15)])
 
 
 def test_gradients_are_clipped(tmp_path):
@@ -614,25 +615,25 @@ def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
         ({"seeds": ()}, "seeds: expected at least one value"),
         ({"folds": ()}, "folds: expected at least one value"),
         ({"pooling": ("adapool", "sum")}, "pooling='sum': expected one of adapool"),
-        ({"folds": (1, 6)}, "folds=6: must be at most 5"),
-        ({"folds": (0,)}, "folds=0: must be at least 1"),
-        ({"seeds": (1, -1)}, "seeds=-1: must be at least 0"),
-        ({"epochs": 0}, "epochs=0: must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
-        ({"learning_rate": math.nan}, "learning_rate=nan: must be finite"),
+        ({"folds": (1, 6)}, "folds=6: expected at most 5"),
+        ({"folds": (0,)}, "folds=0: expected at least 1"),
+        ({"seeds": (1, -1)}, "seeds=-1: expected at least 0"),
+        ({"epochs": 0}, "epochs=0: expected at least 1"),
+        ({"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: expected a number above 0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan: expected a finite number"),
         ({"warmup": 1.1}, "warmup=1.1: expected a share from 0 to 1"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0: must be at least 0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: expected at least 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: expected a number above 0, or inf"),
-        ({"num_threads": 0}, "num_threads=0: must be at least 1"),
-        ({"jobs": 0}, "jobs=0: must be at least 1"),
+        ({"num_threads": 0}, "num_threads=0: expected at least 1"),
+        ({"jobs": 0}, "jobs=0: expected at least 1"),
         ({"device": "abacus"}, "device='abacus': "),
-        ({"num_layers": 0}, "num_layers=0: must be at least 1"),
-        ({"feedforward_dim": 0}, "feedforward_dim=0: must be at least 1"),
+        ({"num_layers": 0}, "num_layers=0: expected at least 1"),
+        ({"feedforward_dim": 0}, "feedforward_dim=0: expected at least 1"),
         ({"num_heads": 2, "embed_dim": 3}, "num_heads=2: expected a divisor of embed_dim=3"),
         ({"dropout": 1.0}, "dropout=1.0: expected a probability from 0 to below 1"),
-        ({"init_std": 0.0}, "init_std=0.0: must be above 0"),
-        ({"init_std": math.inf}, "init_std=inf: must be finite"),
+        ({"init_std": 0.0}, "init_std=0.0: expected a number above 0"),
+        ({"init_std": math.inf}, "init_std=inf: expected a finite number"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, change, message):
@@ -737,10 +738,10 @@ def until(condition, seconds=60):
     ("jobs", "number", "group"),
     [
         pytest.param(1, signal.SIGINT, True, marks=pytest.mark.slow, id="1-Ctrl-C"),
-        pytest.param(2, signal.SIGINT, True, id="2-Ctrl-C"),
+        pytest.param(2, signal.SIGINT, True, marks=pytest.mark.process, id="2-Ctrl-C"),
         pytest.param(2, getattr(signal, "SIGUSR1", 0), True, marks=pytest.mark.slow, id="2-SIGUSR1"),
         pytest.param(2, signal.SIGTERM, False, marks=pytest.mark.slow, id="2-SIGTERM"),
-        pytest.param(2, signal.SIGKILL, False, id="2-SIGKILL"),
+        pytest.param(2, signal.SIGKILL, False, marks=pytest.mark.process, id="2-SIGKILL"),
     ],
 )
 def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, uninterrupted, jobs, number, group):

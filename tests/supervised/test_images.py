@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_supervised
+from helpers import load_supervised
 
 torch = pytest.importorskip("torch")
 

@@ -11,14 +11,14 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_supervised, with_path
+from helpers import ROOT, load_supervised, with_path
 
 from noisy_envs.training.checkpoint import load_checkpoint, save_checkpoint
 
 torch = pytest.importorskip("torch")
 for needed in ("tyro", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
-network, report, experiment = (load_supervised(name) for name in ("network", "report", "experiment"))
+network, report, experiment, trainer = map(load_supervised, ("network", "report", "experiment", "trainer"))
 set_task, images = load_supervised("set_task"), load_supervised("images")
 Chance = load_supervised("chance").Chance
 SCRIPTS = {name: load_supervised(name) for name in ("knn_centroid", "aggregation", "vision")}
@@ -300,10 +300,10 @@ def test_pictures_change_with_seed_and_epoch():
 def test_an_error_is_of_the_weights_and_not_of_the_batch(monkeypatch):
     task = vision.Vision(vision.Args(), "digits on 16")
     built = task.network("maxpool", 1)
-    parts, found = experiment.split(task, 1), set()
+    parts, found = trainer.split(task, 1), set()
     for size in (2000, 50, 7):
-        monkeypatch.setattr(experiment, "EVAL_BATCH_SIZE", size)
-        found.add(experiment.mean_error(task, built, parts.test, "cpu"))
+        monkeypatch.setattr(trainer, "EVAL_BATCH_SIZE", size)
+        found.add(trainer.mean_error(task, built, parts.test, "cpu"))
     assert len(found) == 1
 
 
@@ -350,8 +350,10 @@ def test_vision_network():
         starts.append({name: weight for name, weight in built.state_dict().items() if not name.startswith("head")})
     for other in starts[1:]:
         assert all(torch.equal(weight, other[name]) for name, weight in starts[0].items())
-    places = {pool: task.network(pool, 2).head.places for pool in vision.POOLING_NAMES if pool.startswith("adapool")}
-    assert places == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
+    sources = {
+        pool: task.network(pool, 2).head.query_source for pool in vision.POOLING_NAMES if pool.startswith("adapool")
+    }
+    assert sources == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
     logits = torch.eye(10)[labels]
     assert task.error(logits, labels).tolist() == [0] * 5
     assert task.error(logits, (labels + torch.tensor([0, 1, 0, 1, 1])) % 10).tolist() == [0, 1, 0, 1, 1]
@@ -479,20 +481,24 @@ def cells_of(text):
     return lines[0][1:], {row[0]: row[1:] for row in lines[2:]}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_run(tmp_path, pytestconfig, script):
-    warnings = ["error", *(pytestconfig.getoption("pythonwarnings") or [])]  # as here, where old releases warn
-    command = [
-        sys.executable,
-        *(f"-W{rule}" for rule in warnings),
-        str(ROOT / "supervised" / f"{script}.py"),
-        *TINY[script],
-        "--out",
-        "out",
-    ]
-    env = with_path(ROOT)
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+def start(script, words, rules):
+    """Run a script as a program that raises warnings, but for `rules`; return what it prints."""
+    command = [sys.executable, *(f"-W{rule}" for rule in ("error", *rules)), ROOT / "supervised" / f"{script}.py"]
+    done = subprocess.run([*command, *words], env=with_path(ROOT), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.process)], ids=["called", "started"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run(tmp_path, pytestconfig, monkeypatch, capsys, script, started):
+    if started:
+        rules = pytestconfig.getoption("pythonwarnings") or []  # as here, where old releases warn
+        printed, errors = start(script, [*TINY[script], "--out", "out"], rules)
+    else:
+        monkeypatch.setattr(sys, "argv", [script, *TINY[script], "--out", "out"])
+        run(script, *TINY[script])
+        printed, errors = capsys.readouterr()
     out = tmp_path / "out"
     files = sorted(path.name for path in out.iterdir() if path.is_file())
     assert files == sorted([".lock", "table.md", "results.json", *FIGURES[script]])
@@ -502,7 +508,7 @@ def test_scripts_run(tmp_path, pytestconfig, script):
     header, rows = cells_of(text)
     assert header == COLUMNS[script] and list(rows) == ROWS[script]
     assert f"`python supervised/{script}.py {' '.join(TINY[script])} --out out`" in text
-    assert cells_of(done.stdout) == (header, rows)
+    assert cells_of(printed) == (header, rows)
     results = json.loads((out / "results.json").read_text())
     pools = list(dict.fromkeys(cell["pooling"] for cell in results["runs"]))
     assert [report.NAMES[pool] for pool in pools] == [row for row in rows if not row.startswith("baseline")]
@@ -514,7 +520,7 @@ def test_scripts_run(tmp_path, pytestconfig, script):
             assert float(shown.split(" ± ")[0]) == pytest.approx(expected, abs=half)
             assert [cell["seed"] for cell in own] == ([1] if script == "vision" else [1, 2])
             assert ("±" in shown) == (script != "vision")
-    assert not re.search(r"^error|Error", done.stderr, re.MULTILINE)
+    assert not re.search(r"^error|Error", errors, re.MULTILINE)
 
 
 def run(script, *words):
@@ -568,13 +574,13 @@ def test_the_papers_ablations(sizes, first, last):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--epochs 0", "epochs=0: must be at least 1"),
+        ("--epochs 0", "epochs=0: expected at least 1"),
         ("--pooling none", "pooling='none': expected one of "),
-        ("--folds 6", "folds=6: must be at most 5"),
-        ("--seeds -1", "seeds=-1: must be at least 0"),
+        ("--folds 6", "folds=6: expected at most 5"),
+        ("--seeds -1", "seeds=-1: expected at least 0"),
         ("--num-heads 3", "num_heads=3: expected a divisor of embed_dim="),
         ("--warmup 2", "warmup=2.0: expected a share from 0 to 1"),
-        ("--learning-rate nan", "learning_rate=nan: must be finite"),
+        ("--learning-rate nan", "learning_rate=nan: expected a finite number"),
         ("--device abacus", "device='abacus': "),
         ("--pooling", "pooling: expected at least one value"),
     ],
@@ -589,11 +595,11 @@ def test_bad_settings_of_all(tmp_path, script, words, message):
         ("knn_centroid", "--num-neighbors 0", "num_neighbors=0: expected a number from 1 to num_vectors=32"),
         ("knn_centroid", "--num-neighbors 4 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
         ("knn_centroid", "--num-neighbors", "num_neighbors: expected at least one value"),
-        ("knn_centroid", "--num-sets 9", "num_sets=9: must be at least 10"),
-        ("aggregation", "--num-sets 3", "num_sets=3: must be at least 10"),
-        ("aggregation", "--num-vectors 1", "num_vectors=1: must be at least 2"),
-        ("aggregation", "--num-features 0", "num_features=0: must be at least 1"),
-        ("aggregation", "--data-seed -1", "data_seed=-1: must be at least 0"),
+        ("knn_centroid", "--num-sets 9", "num_sets=9: expected at least 10"),
+        ("aggregation", "--num-sets 3", "num_sets=3: expected at least 10"),
+        ("aggregation", "--num-vectors 1", "num_vectors=1: expected at least 2"),
+        ("aggregation", "--num-features 0", "num_features=0: expected at least 1"),
+        ("aggregation", "--data-seed -1", "data_seed=-1: expected at least 0"),
         ("aggregation", "--targets sum", "targets='sum': expected one of max, mean, min"),
         ("aggregation", "--targets", "targets: expected at least one value"),
         ("vision", "--canvas-size", "canvas_size: expected at least one value"),
@@ -730,5 +736,5 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
 
     path = alone / "checkpoint.pt"
     save_checkpoint(path, {name: part for name, part in load_checkpoint(path).items() if name != "best"})
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program \(KeyError: 'best'"):
         bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])

@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_agent, posix
+from cases import posix
+from helpers import ROOT, load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

@@ -7,7 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import GAME_IDS, each_head_and, load_agent, train_tiny
+from cases import GAME_IDS, HEADS, by_default
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -256,7 +257,17 @@ GAME_WORDS = {
 }
 
 
-@each_head_and("game", GAME_WORDS)
+@by_default(
+    ("head", "game"),
+    [
+        ("adapool", "simple_centroid"),
+        ("adapool", "box_world"),
+        ("avgpool", "simple_centroid, padded"),
+        ("clstoken", "simple_tag"),
+        ("maxpool", "simple_tag, padded"),
+    ],
+    product(HEADS, GAME_WORDS),
+)
 def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch, capsys):
     ppo = load_agent(head)
     _, run = train_tiny(ppo, tmp_path / "run", *GAME_WORDS[game])
@@ -266,7 +277,7 @@ def test_a_film_shows_the_weights_of_each_head(head, game, tmp_path, monkeypatch
         playback = make_playback(*words)
         render, spec = playback.render, playback.token_spec
 
-        def rendered(weights=None, overlay="attention"):
+        def rendered(weights=None, overlay=None):
             if weights is not None:
                 tokens = playback.tokens[0]
                 shown.append((weights, spec.mask(tokens) if spec.padded else np.ones(len(tokens))))
@@ -380,7 +391,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--num-noise", "4", "-1"], "num_noise=-1: must be at least 0"),
+        (["--num-noise", "4", "-1"], "num_noise=-1: expected at least 0"),
         (["--env-id", BOX], f"env_id='{BOX}': "),
         (["--env-id", BOX], f" was trained on another game, {CENTROID}"),
         (["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs"], "env_id='noisy_envs/SimpleTag-v0': "),

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import GAME_IDS, TINY, load_agent, train_tiny
+from cases import GAME_IDS
+from helpers import TINY, load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")

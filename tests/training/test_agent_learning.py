@@ -4,7 +4,8 @@ import math
 from functools import partial
 
 import pytest
-from conftest import HEADS, load_agent
+from cases import HEADS
+from helpers import load_agent
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -21,7 +22,7 @@ def begin(agent_file=ppo, words=(), num_envs=8, max_steps=None):
     args = agent_file.parse([*WORDS, *words])
     envs, _ = agent_file.make_envs(args, num_envs, "train")
     if max_steps is not None:
-        envs._rules = envs._rules._replace(max_steps=max_steps)
+        envs._params = envs._params._replace(max_steps=max_steps)
     tokens, _ = envs.reset(seed=3)
     agent = agent_file.Agent(args, envs.token_spec, envs.single_action_space)
     tokens = tokens.flatten(0, -3)

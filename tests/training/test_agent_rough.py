@@ -7,7 +7,8 @@ import sys
 import time
 
 import pytest
-from conftest import HEADS, ROOT, TINY, load_agent, posix, train_tiny, with_path
+from cases import HEADS, posix
+from helpers import ROOT, TINY, load_agent, train_tiny, with_path
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -64,13 +65,13 @@ def weights(run):
         (["--device", ""], "device='': "),
         (["--device", "meta"], "device='meta': "),
         (["--env-id", "ü☃"], "env_id='ü☃': Malformed environment ID: ü☃"),
-        (["--env-id", "noisy_envs/SimpleTagg-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? must be one that "),
-        (["--env-id", "BoxWorld-v0"], "did you mean 'noisy_envs/BoxWorld-v0'? must be one that "),
+        (["--env-id", "noisy_envs/SimpleTagg-v0"], "did you mean 'noisy_envs/SimpleTag-v0'? expected an id that "),
+        (["--env-id", "BoxWorld-v0"], "did you mean 'noisy_envs/BoxWorld-v0'? expected an id that "),
         (["--num-noise", "4", "28"], "num_noise=(4, 28): expected one number for training"),
         (["--record", "x.gif"], "record='x.gif': needs --evaluate"),
         (["--env-kwargs", ""], "env_kwargs='': expected NAME=VALUE"),
         (["--env-kwargs", "x={[]:1}"], "unexpected keyword argument 'x': allowed are "),
-        (["--env-kwargs", "num_noise={}"], "num_noise={}: must be an integer or a range"),
+        (["--env-kwargs", "num_noise={}"], "num_noise={}: expected an integer or a range"),
         (
             ["--env-id", "noisy_envs/BoxWorld-v0", "--env-kwargs", "observation=rgb"],
             "env_kwargs=('observation=rgb',): expected observations that are tokens",

@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
 import torch
-from conftest import HEADS, load_agent
+from cases import HEADS
+from helpers import load_agent
 from torch import Tensor
 
 from noisy_envs.interfaces.functional import StepResult

@@ -13,7 +13,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, TINY, load_agent, posix, train_tiny, with_path
+from cases import posix
+from helpers import ROOT, TINY, load_agent, with_path
 
 from noisy_envs.training import files
 from noisy_envs.training.main import main
@@ -29,8 +30,8 @@ def ppo():
 
 
 @pytest.fixture(scope="module")
-def trained(ppo, tmp_path_factory):
-    return train_tiny(ppo, tmp_path_factory.mktemp("trained"))[1]
+def trained(trained_run):
+    return trained_run("adapool")
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import dataclasses
 import os
 
 import pytest
-from conftest import HEADS, load_agent, load_supervised
+from cases import HEADS
+from helpers import load_agent, load_supervised
 
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")

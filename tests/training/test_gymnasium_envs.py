@@ -8,8 +8,9 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from conftest import HEADS, load_agent, train_tiny
+from cases import HEADS
 from gymnasium import spaces
+from helpers import load_agent, train_tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -82,7 +83,7 @@ def drawn(monkeypatch):
 def test_worlds_are_those_of_gymnasium(num_noise):
     """World i of seed s is the single environment of s + i, noise included, through ends of episodes."""
     game = gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": num_noise})
-    envs = gymnasium_envs.ForeignVectorEnv(game, 3)
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 3)
     singles = [noisy_tokens(gymnasium.make(CARTPOLE), num_noise) for _ in range(3)]
     tokens, _ = envs.reset(seed=7)
     assert torch.equal(tokens, torch.from_numpy(np.stack([env.reset(seed=7 + i)[0] for i, env in enumerate(singles)])))
@@ -118,7 +119,7 @@ def test_an_environment_need_not_know_of_drawing(ppo, tmp_path):
 
 
 def test_what_was_seen_stays_as_it_was():
-    envs = gymnasium_envs.ForeignVectorEnv(gymnasium_envs.GymnasiumGame(CARTPOLE), 2)
+    envs = gymnasium_envs.GymnasiumVectorEnv(gymnasium_envs.GymnasiumGame(CARTPOLE), 2)
     tokens, _ = envs.reset(seed=0)
     before = tokens.clone()
     envs.step(torch.zeros(2, dtype=torch.int64))
@@ -142,7 +143,7 @@ def test_what_was_seen_stays_as_it_was():
     ],
 )  # fmt: skip
 def test_actions_get_the_range_of_the_environment(space, given, taken):
-    found = gymnasium_envs.Range(space)(np.array(given))
+    found = gymnasium_envs.ActionRange(space)(np.array(given))
     np.testing.assert_array_equal(found, np.array(taken, space.dtype))
     assert found.dtype == space.dtype or isinstance(space, spaces.Discrete)
     assert all(space.contains(np.asarray(one)) for one in found)
@@ -167,10 +168,10 @@ def test_each_integer_is_reached_as_often_as_another(space):
     """They were truncated, so that the highest was reached at 1 alone and 0 twice as often as the others."""
     count = int(space.high[0]) - int(space.low[0]) + 1
     middles = (np.arange(5 * count) + 0.5) / (5 * count) * 2 - 1
-    found = gymnasium_envs.Range(space)(np.float32(middles)[:, None])[:, 0]
+    found = gymnasium_envs.ActionRange(space)(np.float32(middles)[:, None])[:, 0]
     np.testing.assert_array_equal(found, np.repeat(np.arange(count) + int(space.low[0]), 5))
     assert (
-        gymnasium_envs.Range(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
+        gymnasium_envs.ActionRange(space)(np.float32([[-7], [-1], [1], [7]]))[:, 0]
         == [*space.low, *space.low, *space.high, *space.high]
     ).all()
 
@@ -178,7 +179,7 @@ def test_each_integer_is_reached_as_often_as_another(space):
 @pytest.mark.parametrize("space", WIDE.values(), ids=list(WIDE))
 def test_integers_without_bounds_are_rounded_and_wide_ones_stay_inside(space):
     given = np.float32([[-1e30], [-1.2], [0], [0.6], [1.4], [1e30]])
-    found = gymnasium_envs.Range(space)(given)
+    found = gymnasium_envs.ActionRange(space)(given)
     assert (
         found.dtype == space.dtype
         and all(map(space.contains, found))
@@ -194,25 +195,25 @@ def test_options_are_divided_between_the_noise_and_the_game():
     game = gymnasium_envs.GymnasiumGame(
         "Odd-v0", {"num_noise": 2, "distribution": "uniform", "takes": spaces.Box(-2, 2, (1,))}
     )
-    assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.draws
+    assert game.token_spec.num_tokens == 1 + 3 + 2 and game.num_noise == 2 and not game.can_render
     assert game.action_space == spaces.Box(-2, 2, (1,))
-    assert gymnasium_envs.GymnasiumGame(CARTPOLE).draws
+    assert gymnasium_envs.GymnasiumGame(CARTPOLE).can_render
 
 
 @pytest.mark.parametrize(
     ("env_id", "options", "told"),
     [
-        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, r"its actions, MultiBinary\(3\), must be Discrete or a Box"),
-        ("Odd-v0", {"takes": spaces.MultiDiscrete(np.full(60, 2))}, r"2 2\]\), must be Disc.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Dict(a=spaces.Discrete(2))}, "its actions, Dict.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Tuple([spaces.Discrete(2)])}, "its actions, Tuple.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Text(3)}, "its actions, Text.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "its actions, Sequence.*TransformAction"),
-        ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "its actions, Box.*, must hold a number at least"),
+        ("Odd-v0", {"takes": spaces.MultiBinary(3)}, r"action_space=MultiBinary\(3\): expected Discrete or Box"),
+        ("Odd-v0", {"takes": spaces.MultiDiscrete(np.full(60, 2))}, r"2 2\]\): expected Disc.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Dict(a=spaces.Discrete(2))}, "action_space=Dict.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Tuple([spaces.Discrete(2)])}, "action_space=Tuple.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Text(3)}, "action_space=Text.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "action_space=Sequence.*TransformAction"),
+        ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "action_space=Box.*: expected at least one number"),
         ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
-        ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
-        ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
+        ("Odd-v0", {"num_noise": -1}, "num_noise=-1: expected at least 0"),
+        ("Odd-v0", {"distribution": "even"}, "distribution='even': expected one of 'gaussian'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
@@ -276,8 +277,8 @@ def test_ours_are_ours_with_a_module_too(module, ppo):
         ("import no_such", "No module named 'no_such'; mine_b imports it"),
         ("\n1 / 0", r"importing mine_b failed with ZeroDivisionError: division by zero \(.*mine_b.py, line 2\)"),
         ("x = = 1", r"importing mine_b failed with SyntaxError: invalid syntax \(mine_b.py, line 1\)"),
-        (OWN.format("mine_b"), "Namespace x not found.* must be registered by mine_b"),
-        (None, "No module named 'mine_b'; the folder that holds it must be on PYTHONPATH"),
+        (OWN.format("mine_b"), "Namespace x not found.* expected an id that mine_b registers"),
+        (None, "No module named 'mine_b'; its folder must be on PYTHONPATH"),
     ],
 )
 def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_path):
@@ -303,10 +304,10 @@ make_playback("CartPole-v1", {}).render()
 
 def test_references_are_random_play_and_the_threshold():
     """Random play holds CartPole's pole for some 22 steps, by every account."""
-    found = gymnasium_envs.GymnasiumGame(CARTPOLE).references
-    assert found == gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": 3}).references  # noise changes no return
+    found = gymnasium_envs.GymnasiumGame(CARTPOLE).baselines
+    assert found == gymnasium_envs.GymnasiumGame(CARTPOLE, {"num_noise": 3}).baselines  # noise changes no return
     assert 19 < found.random < 26 and found.oracle == 475
-    assert all(map(math.isnan, gymnasium_envs.GymnasiumGame("Odd-v0").references))
+    assert all(map(math.isnan, gymnasium_envs.GymnasiumGame("Odd-v0").baselines))
 
 
 class Endless(Odd):
@@ -326,7 +327,7 @@ def rough(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("Endless-v0", Endless, reward_threshold=0.0)
     gymnasium.register("Broken-v0", Broken)
-    monkeypatch.setattr(gymnasium_envs, "LONGEST", 40)
+    monkeypatch.setattr(gymnasium_envs, "MAX_EPISODE_STEPS", 40)
 
 
 def test_what_never_ends_is_cut_and_a_threshold_that_random_play_reaches_gives_no_score(ppo, rough, tmp_path):
@@ -356,7 +357,7 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
     """Where the id or the option has -1, which Gymnasium takes for no limit, evaluation and film never ended."""
     gymnasium.register("Unlimited-v0", Endless, max_episode_steps=-1, reward_threshold=0.0)
     game = gymnasium_envs.GymnasiumGame(env_id, options)
-    envs, playback = gymnasium_envs.ForeignVectorEnv(game, 2), make_playback(env_id, options)
+    envs, playback = gymnasium_envs.GymnasiumVectorEnv(game, 2), make_playback(env_id, options)
     envs.reset(seed=0)
     actions = torch.zeros(envs.action_space.shape, dtype=torch.int64)
     for clock in range(1, last + 1):
@@ -364,13 +365,13 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
         playback.step(actions[:1].numpy())
         assert (terminated | truncated).tolist() == [clock == last] * 2 and playback.done == (clock == last)
     if game.spec.reward_threshold is not None:
-        assert game.references.random == 0
+        assert game.baselines.random == 0
 
 
 @pytest.mark.parametrize("limit", [0, -2, 1.5, "long", True])
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
 def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
-    with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
+    with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: expected (an integer|at least 1)$"):
         gymnasium_envs.GymnasiumGame(env_id, {"max_episode_steps": limit})
 
 
@@ -422,7 +423,7 @@ def loose(rough):
 def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, options):
     """Truncated worlds bootstrapped from the first state of the next episode, and rewards of one axis failed."""
     game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
-    envs = gymnasium_envs.ForeignVectorEnv(game, 2)
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 2)
     tokens, _ = envs.reset(seed=10)
     assert tokens[:, 1, 0].tolist() == [10, 11]
     worlds = envs.batch_state
@@ -441,30 +442,30 @@ def test_what_an_environment_overwrites_or_pays_in_arrays_trains_rightly(loose, 
     [
         (
             {"pays": lambda clock: np.zeros(2)},
-            r"Loose-v0: step gave reward=array\(\[0., 0.\]\): must be one float",
+            r"Loose-v0: step returned reward=array\(\[0., 0.\]\): expected one float",
         ),
-        ({"pays": lambda clock: np.zeros((40, 3))}, "Loose-v0: step gave reward=array"),
-        ({"pays": lambda clock: None}, "reward=None: must be one float"),
-        ({"pays": lambda clock: "much"}, "reward='much': must be one float"),
-        ({"ends": lambda x: None}, "terminated=None: must be one bool"),
+        ({"pays": lambda clock: np.zeros((40, 3))}, "Loose-v0: step returned reward=array"),
+        ({"pays": lambda clock: None}, "reward=None: expected one float"),
+        ({"pays": lambda clock: "much"}, "reward='much': expected one float"),
+        ({"ends": lambda x: None}, "terminated=None: expected one bool"),
     ],
 )
 def test_a_reward_that_is_no_number_is_told(loose, options, told):
     game = gymnasium_envs.GymnasiumGame("Loose-v0", options)
-    envs, playback = gymnasium_envs.ForeignVectorEnv(game, 2), make_playback("Loose-v0", options, seed=10)
+    envs, playback = gymnasium_envs.GymnasiumVectorEnv(game, 2), make_playback("Loose-v0", options, seed=10)
     envs.reset(seed=10)
     for play in (
         lambda: envs.step(torch.zeros(2, dtype=torch.int64)),
         lambda: playback.step(np.zeros(1, np.int64)),
     ):
-        with pytest.raises(gymnasium_envs.Unfit, match=told) as error:
+        with pytest.raises(gymnasium_envs.InvalidStep, match=told) as error:
             play()
         assert "\n" not in str(error.value)
 
 
 def test_training_says_in_one_line_what_is_no_reward(ppo, loose, tmp_path, monkeypatch):
     monkeypatch.setattr(Loose.__init__, "__defaults__", (None, "array", lambda clock: np.zeros(2), bool))
-    with pytest.raises(SystemExit, match=r"^error: Loose-v0: step gave reward=array.*must be one float$"):
+    with pytest.raises(SystemExit, match=r"^error: Loose-v0: step returned reward=array.*expected one float$"):
         train_tiny(ppo, tmp_path, "--env-id", "Loose-v0")
 
 
@@ -556,7 +557,7 @@ TAKEN = {
 def test_each_box_and_discrete_space_is_trained_on_and_played(ppo, drawn, space):
     """The environment asserts that its space contains what it gets; a Box without an axis was an IndexError."""
     game = gymnasium_envs.GymnasiumGame("Odd-v0", {"takes": space, "num_noise": 1})
-    envs = gymnasium_envs.ForeignVectorEnv(game, 4)
+    envs = gymnasium_envs.GymnasiumVectorEnv(game, 4)
     tokens, _ = envs.reset(seed=0)
     agent = ppo.Agent(ppo.Args(), envs.token_spec, envs.single_action_space)
     parameters, _ = agent(tokens)

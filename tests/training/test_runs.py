@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import posix
+from cases import posix
 
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 from noisy_envs.rendering import renderer, video
@@ -88,7 +88,7 @@ def test_a_damaged_line_is_left_out_at_the_end_and_named_elsewhere(tmp_path, end
     path.write_bytes(whole + end.encode("latin-1"))
     np.testing.assert_equal(read_metrics(path), ROWS)
     path.write_bytes(whole + end.encode("latin-1") + b"320,1,2\n")
-    with pytest.raises(ValueError, match=r"metrics\.csv, line 6: must be 3 numbers"):
+    with pytest.raises(ValueError, match=r"metrics\.csv, line 6: expected 3 numbers"):
         read_metrics(path)
 
 

@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 import pytest
-from conftest import posix
+from cases import posix
 
 from noisy_envs.training import sweep
 from noisy_envs.training.files import lock_folder

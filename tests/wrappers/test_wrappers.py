@@ -5,17 +5,19 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import assert_same, draw_actions, play, still, to_backend
+from cases import by_default, slow
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from helpers import assert_same, draw_actions, play, still, to_backend
 
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
@@ -77,20 +79,40 @@ STACKS: dict[str, Callable[[Any, Any], Any]] = {
     "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
 }
 NAMES = ("TokenizeObservation", "AddNoiseTokens", "ShuffleTokens", "TokensAndMask", "FlattenTokens")
+# by default each stack is put around one environment, in vectors of one mode; all others are tested in slow runs
+DEFAULTS = {
+    "tokens": ("dict", DISABLED),
+    "gaussian": ("cartpole", NEXT_STEP),
+    "range": ("pendulum", SAME_STEP),
+    "unshuffled": ("dict", NEXT_STEP),
+    "frozen": ("tag", SAME_STEP),
+    "marginal": ("cartpole", DISABLED),
+    "marginal-frozen": ("pendulum", NEXT_STEP),
+    "shuffle": ("tag", DISABLED),
+    "mask": ("dict", SAME_STEP),
+    "flatten": ("cartpole", SAME_STEP),
+    "twice": ("tag", NEXT_STEP),
+}
 CASES = [
-    (base, stack)
+    pytest.param(base, stack, marks=() if base == DEFAULTS[stack][0] else pytest.mark.slow)
     for base in BASES
     for stack in STACKS
     if (base, stack) != ("tag", "tokens")  # no wrapper at all
 ]
-DRAWING = [case for case in CASES if case[1] != "tokens"]
 each_case = pytest.mark.parametrize(("base", "stack"), CASES)
-each_drawing_case = pytest.mark.parametrize(("base", "stack"), DRAWING)
+each_drawing_case = pytest.mark.parametrize(("base", "stack"), [case for case in CASES if case.values[1] != "tokens"])
+each_case_and_mode = pytest.mark.parametrize(
+    ("base", "stack", "mode"),
+    [
+        pytest.param(*case.values, mode, marks=() if (base, mode) == DEFAULTS[stack] else pytest.mark.slow)
+        for case in CASES
+        for base, stack in [case.values]
+        for mode in AutoresetMode
+    ],
+)
 each_base = pytest.mark.parametrize("base", BASES)
 each_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-bases_in_turn = pytest.mark.in_turn("base")
-modes_in_turn = pytest.mark.in_turn("base", "mode")
-each_seed = pytest.mark.parametrize("seed", [0, 1])
+each_seed = pytest.mark.parametrize("seed", [0, slow(1)])
 
 
 def tokens_of(module: Any, base: str, env: Any) -> Any:
@@ -164,7 +186,6 @@ def chi_square(counts: np.ndarray) -> float:
 
 
 @each_case
-@bases_in_turn
 def test_episodes_end_at_the_limit(base: str, stack: str) -> None:
     limits = {"dict": (1, 2), "cartpole": (1, 2, 7)}.get(base, (1, 2, 25, 100, 200))  # the walk and the pole may fall
     options: list[dict[str, Any]] = [{"max_episode_steps": limit} for limit in limits]
@@ -195,13 +216,11 @@ def test_vectors_truncate_at_the_limit(base: str, stack: str, kind: str) -> None
 
 
 @each_case
-@bases_in_turn
 def test_gymnasium_is_content(base: str, stack: str) -> None:
     check_env(single(base, stack), skip_render_check=True)
 
 
 @each_case
-@bases_in_turn
 def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
     env = single(base, stack)
     spec = env.token_spec
@@ -223,9 +242,7 @@ def test_spaces_hold_what_is_shown(base: str, stack: str) -> None:
             assert_same(mask, present & (tokens[:, -1] != spec.roles["noise"]))
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_spaces_hold_what_is_shown(base: str, stack: str, mode: AutoresetMode) -> None:
     envs = around(base, stack, sync(base, 2, mode))
     assert envs.observation_space == gymnasium.vector.utils.batch_space(envs.single_observation_space, 2)
@@ -261,7 +278,6 @@ def test_only_what_was_unbounded_is_unbounded() -> None:
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> None:
     a, b = single(base, stack), single(base, stack)
     actions = draw_actions(a.action_space, 3)
@@ -271,7 +287,6 @@ def test_a_seed_decides_all_that_follows(base: str, stack: str, seed: int) -> No
 
 @each_seed
 @each_case
-@bases_in_turn
 def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
     used, new = single(base, stack), single(base, stack)
     play(used, draw_actions(used.action_space, 17), seed=seed + 5)
@@ -283,7 +298,6 @@ def test_nothing_is_left_over(base: str, stack: str, seed: int) -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
     env = single(base, stack)
     first = [env.reset(seed=0)[0], *(env.reset()[0] for _ in range(9))]
@@ -292,7 +306,6 @@ def test_seeds_and_episodes_draw_differently(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_fifty_resets_begin_fifty_times(base: str, stack: str) -> None:
     def starts() -> list[bytes]:
         env = single(base, stack)
@@ -330,7 +343,6 @@ def test_without_a_seed_no_two_are_alike() -> None:
 
 
 @each_drawing_case
-@bases_in_turn
 def test_global_generators_are_left_alone(base: str, stack: str) -> None:
     seen = []
     for global_seed in (0, 1):
@@ -344,7 +356,6 @@ def test_global_generators_are_left_alone(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_copies_go_on_alike(base: str, stack: str) -> None:
     env, envs = single(base, stack), around(base, stack, sync(base, 2))
     play(env, draw_actions(env.action_space, 5), seed=0)
@@ -396,9 +407,7 @@ def test_an_episode_is_named_by_its_number() -> None:
 # a vector is its worlds
 
 
-@each_mode
-@each_case
-@modes_in_turn
+@each_case_and_mode
 def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, mode: AutoresetMode) -> None:
     natives = [sync(base, 3, mode)]
     if base == "tag":
@@ -413,10 +422,11 @@ def test_vector_is_gymnasiums_vector_of_wrapped_singles(base: str, stack: str, m
         assert ends >= 6
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
-@pytest.mark.parametrize("stack", ["marginal-frozen", "twice"])
-@each_base
-@modes_in_turn
+@by_default(
+    ("base", "stack", "mode"),
+    [("cartpole", "marginal-frozen", NEXT_STEP), ("tag", "twice", SAME_STEP)],
+    product(BASES, ["marginal-frozen", "twice"], [NEXT_STEP, SAME_STEP]),
+)
 def test_vector_is_its_worlds_for_long(base: str, stack: str, mode: AutoresetMode) -> None:
     ours = around(base, stack, sync(base, 2, mode, steps=60))
     theirs = of_singles(base, stack, 2, mode, steps=60)
@@ -672,7 +682,7 @@ def test_our_statistics_fit_around_others_and_say_what_they_cannot_do() -> None:
     twice.reset(seed=0)
     with pytest.raises(ValueError, match="stats_key='episode': expected a key that info does not have yet"):
         twice.step(still(twice.action_space))
-    with pytest.raises(ValueError, match="buffer_length=-1: must be at least 0"):
+    with pytest.raises(ValueError, match="buffer_length=-1: expected at least 0"):
         vector.RecordEpisodeStatistics(gymnasium.make_vec(TAG, 2), buffer_length=-1)
     with pytest.raises(TypeError, match=r"expected a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
         vector.RecordEpisodeStatistics(gymnasium.make(TAG))  # type: ignore[arg-type]  # what is tested
@@ -686,7 +696,6 @@ def test_episode_statistics_of_one_environment_are_right(stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
     envs = around(base, stack, sync(base, 1))
     for result in playing(envs, 12):
@@ -698,7 +707,6 @@ def test_one_world_keeps_its_axis(base: str, stack: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_what_was_returned_stays(base: str, stack: str) -> None:
     same = {"vector_kwargs": {"autoreset_mode": SAME_STEP, "copy": False}}
     inner = gymnasium.make_vec(BASES[base], 2, "sync", max_episode_steps=5, **same)
@@ -1042,7 +1050,7 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
 @pytest.mark.parametrize("marker", [0, -2, 2])
 def test_roles_are_the_last_column(marker: int) -> None:
     features, roles = ("role", "x"), {"self": 0, "thing": 1}
-    with pytest.raises(ValueError, match=f"feature={marker}: must be -1 or 1, the last column, where there are roles"):
+    with pytest.raises(ValueError, match=f"feature={marker}: expected -1 or 1, as there are roles"):
         TokenSpec(3, features, roles, padding_feature=marker)
     for last in (-1, 1):
         assert TokenSpec(3, features, roles, padding_feature=last).mask(np.zeros((3, 2))).all()
@@ -1292,7 +1300,6 @@ def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
 
 
 @each_case
-@bases_in_turn
 def test_a_spec_makes_the_same_again(base: str, stack: str) -> None:
     env = single(base, stack)
     written = EnvSpec.from_json(env.spec.to_json())
@@ -1337,22 +1344,22 @@ def test_what_is_not_flat_is_refused(space: spaces.Space[Any], error: str) -> No
 def test_options_are_checked(module: Any) -> None:
     env = tokens_of(module, "cartpole", gymnasium.make("CartPole-v1") if module is wrappers else sync("cartpole"))
     for options, error in (
-        ({"num_noise": -1}, "num_noise=-1: must be at least 0"),
+        ({"num_noise": -1}, "num_noise=-1: expected at least 0"),
         ({"num_noise": (3, 1)}, r"num_noise=\(3, 1\).*low <= high"),
-        ({"num_noise": 1, "distribution": "gausian"}, "distribution='gausian': must be one of 'gaussian', 'uniform'"),
-        ({"num_noise": 1, "scale": 0}, "scale=0: must be above 0"),
-        ({"num_noise": 1, "scale": float("nan")}, "scale=nan: must be finite"),
+        ({"num_noise": 1, "distribution": "gausian"}, "distribution='gausian': expected one of 'gaussian', 'uniform'"),
+        ({"num_noise": 1, "scale": 0}, "scale=0: expected a number above 0"),
+        ({"num_noise": 1, "scale": float("nan")}, "scale=nan: expected a finite number"),
     ):
         with pytest.raises(ValueError, match=error):
             module.AddNoiseTokens(env, **options)
     for options, error in (
-        ({"num_noise": 1.5}, "num_noise=1.5: must be an integer or a range"),
-        ({"num_noise": 1, "frozen": 1}, "frozen=1: must be True or False"),
-        ({"num_noise": 1, "shuffle": None}, "shuffle=None: must be True or False"),
+        ({"num_noise": 1.5}, "num_noise=1.5: expected an integer or a range"),
+        ({"num_noise": 1, "frozen": 1}, "frozen=1: expected True or False"),
+        ({"num_noise": 1, "shuffle": None}, "shuffle=None: expected True or False"),
     ):
         with pytest.raises(TypeError, match=error):
             module.AddNoiseTokens(env, **options)
-    with pytest.raises(TypeError, match="squash='yes': must be True or False"):
+    with pytest.raises(TypeError, match="squash='yes': expected True or False"):
         module.TokenizeObservation(env.env, squash="yes")
 
 
@@ -1438,7 +1445,7 @@ def test_a_library_that_scales_roles_is_told() -> None:
         spec, (tokens, _) = spec_of(env), env.reset(seed=0)
         spec.check(tokens)
         for scaled in (tokens * np.float32(0.5), tokens - np.float32(0.1), tokens * np.float32("nan"), tokens + 9):
-            with pytest.raises(ValueError, match=r"feature 'role' of the tokens is .*: must be the number of a role"):
+            with pytest.raises(ValueError, match=r"tokens: expected padding or a role .* as feature 'role', got"):
                 spec.check(scaled)
     gymnasium.make("noisy_envs/BoxWorldPixels-v0").unwrapped.token_spec.check(tokens)  # it has no roles
 
@@ -1505,7 +1512,7 @@ def test_what_is_no_token_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("base", ["cartpole", "tag"])
 def test_options_must_be_a_dictionary(base: str) -> None:
-    told = r"^options=\[1\]: must be a dictionary, such as {'episode': 0}$"
+    told = r"^options=\[1\]: expected a dictionary, for example {'episode': 0}$"
     for env in (
         single(base, "gaussian"),
         gymnasium.make(TAG),
@@ -1548,12 +1555,12 @@ def test_seeds_are_checked_before_anything_changes() -> None:
         assert_same(env.reset(), twin.reset())
     single("cartpole", "gaussian").reset(seed=2**63 - 1)
     envs = around("cartpole", "gaussian", sync("cartpole"))
-    with pytest.raises(ValueError, match="2 seeds given, must be num_envs=3"):
+    with pytest.raises(ValueError, match="seed: expected 3 seeds, one for each environment, got 2"):
         envs.reset(seed=[1, 2])
     with pytest.raises(RuntimeError, match="the first reset must be of all environments"):
         envs.reset(options={"reset_mask": np.array([True, False, False])})
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"reset_mask.*must be bool"):
+    with pytest.raises(ValueError, match=r"reset_mask.*expected bool"):
         envs.reset(options={"reset_mask": np.array([1, 0, 0])})
 
 
