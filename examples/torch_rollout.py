@@ -42,7 +42,7 @@ parser.add_argument("--updates", type=int, default=128)
 args = parser.parse_args()
 envs: Any = gymnasium.make_vec("noisy_envs/SimpleCentroid-v0", args.num_envs, backend="torch", device=args.device)
 tokens, _ = envs.reset(seed=0)  # (B, N, D)
-worlds, pure_step = envs.env_state, envs.pure_step
+worlds, pure_step = envs.batch_state, envs.pure_step
 with torch.random.fork_rng():  # PyTorch's layers draw from the global random state
     torch.manual_seed(0)
     policy = Policy(tokens.shape[2]).to(args.device)
