@@ -49,13 +49,13 @@ def overview() -> str:
         "# Environments\n",
         "Each game has a general environment ID, whose options you choose. The other IDs fix options, which their "
         "names show: most of them are the paper's experiments, and `SimpleTagMPE-v0` is MPE's game. `1v3v28` means "
-        "1 agent, 3 signal entities and 28 noise entities, in SimpleTag 1 predator, 3 prey and 28 obstacles. The training "
-        "scripts use the [`paper` preset](../howto/train.md#presets) for the paper's experiments and `fast` for the "
-        "others.\n",
+        "1 agent, 3 signal entities and 28 noise entities, in SimpleTag 1 predator, 3 prey and 28 obstacles. The "
+        "training scripts use the [`paper` preset](../howto/train.md#presets) for the paper's experiments and `fast` "
+        "for the others.\n",
         f"The videos show the {made['policy']}, a hand-written policy with full information: "
         f"`python {made['script']}`, seed {made['seed']} (IDs that play alike have different seeds), "
-        f"commit {made['commit']}. Signal and noise differ in lightness and shape as well as in hue. In BoxWorld, borders mark tokens; the agent's is the "
-        "widest.\n",
+        f"commit {made['commit']}. Signal and noise differ in lightness and shape as well as in hue. In BoxWorld, "
+        "borders mark tokens; the agent's is the widest.\n",
     ]
     for name, game in GAMES.items():
         parts += [f"## {game.__name__}\n", f"{summary(game)} [Rules and options]({name}.md).\n"]
