@@ -736,5 +736,5 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
 
     path = alone / "checkpoint.pt"
     save_checkpoint(path, {name: part for name, part in load_checkpoint(path).items() if name != "best"})
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program \(KeyError: 'best'"):
         bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])
