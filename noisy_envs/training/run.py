@@ -301,7 +301,7 @@ class Run(Accelerator):
             "agent": self.name,
             "seed": args.seed,
             "steps": self.step,
-            **evaluation_summary(eval_agent, args, args),
+            **evaluation_summary(eval_agent, args, args, self.baselines),
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in agent.parameters()),
             "train_seconds": self.seconds,

@@ -16,6 +16,7 @@ pytest.importorskip("tyro")
 import torch
 from training_helpers import BOX, SMALL, begin, ppo, run, start, train_until
 
+from noisy_envs import baselines
 from noisy_envs.randomness import derive_seed
 from noisy_envs.training import main as main_module
 from noisy_envs.training import run as run_module
@@ -80,6 +81,14 @@ def test_global_random_state_is_left_alone(tmp_path):
 def test_environment_seeds_are_apart():
     seeds = [derive_seed(seed, purpose) for seed in range(100) for purpose in ("train", "evaluate")]
     assert np.diff(sorted(seeds)).min() > 10**6
+
+
+def test_baselines_are_measured_once(tmp_path, monkeypatch):
+    measure, measured = baselines.play_baseline, []
+    monkeypatch.setattr(baselines, "play_baseline", lambda *a, **b: measured.append(a) or measure(*a, **b))
+    summary, _ = run(tmp_path, "--total-timesteps", "64")
+    assert [policy for _, policy in measured] == ["random", "oracle"]
+    assert summary["return_random"] < summary["return_oracle"]
 
 
 def test_one_episode_has_no_interval(tmp_path, capsys):
