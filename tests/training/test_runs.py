@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import threading
 import tracemalloc
 import zipfile
@@ -111,6 +112,7 @@ def test_tensorboard_forgets_what_is_played_again(tmp_path):
 
     written(tmp_path)
     newer = [{**row, NAMES[1]: -1.0} for row in ROWS[2:3]]
+    time.sleep(1)  # files of one second are read in the order of their names, "10" before "9"
     written(tmp_path, newer, resume_at=128)
     events = EventAccumulator(str(tmp_path)).Reload().Scalars(NAMES[1])
     assert [event.step for event in events] == [64, 128, 192]
