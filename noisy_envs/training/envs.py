@@ -31,10 +31,9 @@ class EnvArgs:
     """The environment of a run."""
 
     env_id: str = "noisy_envs/SimpleCentroid-v0"
-    """environment id"""
+    """environment ID; `python -m noisy_envs` lists this package's"""
     preset: Literal["paper", "fast"] = "fast"
-    """source of the other defaults: the paper's appendix (the default for the ids of its experiments), or settings
-    that learn within minutes on a CPU, BoxWorld within an hour"""
+    """table of presets.toml that sets the other defaults; "paper" for the IDs of the paper's experiments"""
     num_noise: tuple[int, ...] = ()
     """number of noise tokens (obstacles in SimpleTag); pass several values with --evaluate"""
     env_kwargs: tuple[str, ...] = ()

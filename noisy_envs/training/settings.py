@@ -38,8 +38,7 @@ class RunArgs(EnvArgs):
     num_threads: int = 1
     """CPU threads of torch; two are faster on idle cores, but far slower if other programs use them"""
     compile: bool = False
-    """compile network and environments, which takes a minute at the start; on by default on a GPU and for the
-    paper's narrow networks"""
+    """compile network and environments, in about a minute; the default on a GPU and for the paper's networks"""
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient as CUDA graphs"""
     torch_deterministic: bool = False
@@ -47,8 +46,7 @@ class RunArgs(EnvArgs):
     run_dir: Path = Path("runs")
     """parent directory of the run's folder"""
     resume: Path | None = None
-    """folder of a run to resume with its settings; only settings that do not affect learning may be changed, and
-    --total-timesteps may grow if the learning rate is not annealed"""
+    """folder of a run to resume with its settings; those that affect learning cannot be changed"""
     checkpoint_interval: int = 10
     """updates between checkpoints; the first update is always followed by one"""
     track: bool = False

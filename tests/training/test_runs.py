@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import threading
+import time
 import tracemalloc
 import zipfile
 from pathlib import Path
