@@ -72,8 +72,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
     "ent_coef": (0, 1e6), "vf_coef": (0, 1e6), "kl_coef": (0, 1e6), "kl_target": (1e-9, math.inf),
     "max_grad_norm": (1e-9, math.inf), "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
-    "total_timesteps": (1, math.inf), "num_envs": (1, math.inf), "num_steps": (1, math.inf), "minibatch_size": (1, math.inf),
-    "update_epochs": (1, math.inf), "num_heads": (1, math.inf), "checkpoint_interval": (1, math.inf),
+    **dict.fromkeys(("total_timesteps", "num_envs", "num_steps", "minibatch_size", "update_epochs"), (1, math.inf)),
+    **dict.fromkeys(("num_heads", "checkpoint_interval"), (1, math.inf)),
     "seed": (0, 2**63 - 1), "num_threads": (1, 1024), "eval_episodes": (1, 10**6), "num_layers": (1, 1000),
     "embed_dim": (1, 2**14), "feedforward_dim": (1, 2**14), "mlp_dim": (1, 2**14), "role_dim": (1, 2**14),
 }  # fmt: skip
