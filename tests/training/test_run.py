@@ -345,6 +345,15 @@ def test_a_run_that_ends_hard_can_be_resumed_from_its_first_update(tmp_path, mon
         assert [row["global_step"] for row in read_metrics(found[0].parent / "metrics.csv")] == [64]
 
 
+def test_checkpoints_follow_the_first_the_last_and_each_third_update(tmp_path, monkeypatch):
+    save, saved = run_module.save_checkpoint, []
+    monkeypatch.setattr(
+        run_module, "save_checkpoint", lambda path, content: saved.append(content["progress"][1]) or save(path, content)
+    )
+    run(tmp_path, "--total-timesteps", "512", "--checkpoint-interval", "3")
+    assert saved == [1, 3, 6, 8]
+
+
 def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left")
