@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 
@@ -55,7 +55,6 @@ from noisy_envs.training.versions import current_commit, merge_versions
 if TYPE_CHECKING:
     from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
-Agent = Literal["avgpool", "maxpool", "clstoken", "adapool"]
 RESERVED = (  # agents' settings that this program sets itself, or with which agents do not train
     "env_id", "seed", "run_dir", "resume", "num_noise", "evaluate", "record", "help",
 )  # fmt: skip
@@ -67,8 +66,8 @@ class Args:
 
     out: Path = Path("runs/compare")
     """folder of all runs, figures and the table"""
-    agents: tuple[Agent, ...] = ("avgpool", "maxpool", "clstoken", "adapool")
-    """agents, named by their pooling heads"""
+    agents: tuple[str, ...] = ("avgpool", "maxpool", "clstoken", "adapool")
+    """agents: NAME for agents/ppo_NAME.py, also a file of your own"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the runs"""
     env_ids: tuple[str, ...] = tuple(
@@ -114,7 +113,7 @@ class Setting(NamedTuple):
     @property
     def start_kwargs(self) -> dict[str, Any]:
         """The option with which all noise levels of one id start in the same states."""
-        return {} if self.num_noise is None else registration.start_of(self.env_id, {})
+        return {} if self.num_noise is None else registration.fixed_start(self.env_id, {})
 
     @property
     def env_kwargs(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@
     python agents/ppo_adapool.py --resume runs/NAME                             # continue a run that was stopped
     python agents/ppo_adapool.py --evaluate runs/NAME --num-noise 0 4 28 60 --record episode.mp4
 
-The four files `ppo_*.py` differ in `PoolingHead` only. `presets.toml` holds the hyperparameters of each environment;
-`noisy_envs.training` does what is not PPO: environments, checkpoints, metrics, evaluation, films, several GPUs.
+The four files `ppo_*.py` take the same options and differ in `PoolingHead` only. `presets.toml` holds the
+hyperparameters of each environment; `noisy_envs.training` does what is not PPO: environments, checkpoints, metrics,
+evaluation, videos, several GPUs.
 
 Shapes: T steps, R controlled agents in all environments together, N tokens, D features, H embedding width, A actions,
 P parameters of an action distribution, M samples.
@@ -30,8 +31,8 @@ from torch import Tensor, nn
 from noisy_envs.nn.distributions import make_distribution
 from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, mlp
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training import distributed
 from noisy_envs.training.accelerate import Gradient, minibatches
-from noisy_envs.training.distributed import mean, normalize
 from noisy_envs.training.envs import Envs, EnvState
 from noisy_envs.training.main import main
 from noisy_envs.training.run import Run, rollout_stats
@@ -66,7 +67,7 @@ class Args(RunArgs):
     """upper bound of the log standard deviation of continuous actions"""
 
     total_timesteps: int = 262_144
-    """environment steps, summed over the controlled agents"""
+    """environment steps of all controlled agents; may grow with --resume unless the learning rate is annealed"""
     num_envs: int = 64
     """number of parallel environments"""
     num_steps: int = 128
@@ -116,7 +117,7 @@ class PoolingHead(nn.Module):
         return tokens, None if mask is None else torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
 
     def weights(self, x: Tensor, mask: Tensor | None, attention: Tensor) -> Tensor:
-        """Return the class token's attention to the others, for films, (R, N), from (R, heads, N + 1, N + 1)."""
+        """Return the class token's attention to the others, for videos, (R, N), from (R, heads, N + 1, N + 1)."""
         row = attention[:, :, 0, 1:]
         return (row / row.sum(2, keepdim=True)).mean(1)
 
@@ -248,9 +249,9 @@ def collect(
     advantage = advantages(batch, next_value, args.gamma, args.gae_lambda)
     target = advantage + batch.value
     log_prob = agent.distribution.log_prob(batch.parameters, batch.action)
-    samples = Samples(batch.tokens, batch.action, batch.parameters, log_prob, normalize(advantage), target)
-    explained = 1 - mean((target - batch.value).var()) / mean(target.var())
-    stats = rollout_stats(batch, agent.spec) | {"explained_variance": explained}
+    samples = Samples(batch.tokens, batch.action, batch.parameters, log_prob, distributed.normalize(advantage), target)
+    unexplained = distributed.mean((target - batch.value).var()) / distributed.mean(target.var())  # of all processes
+    stats = rollout_stats(batch, agent.spec) | {"explained_variance": 1 - unexplained}
     return state, Samples(*(x.flatten(0, 1) for x in samples)), stats
 
 
@@ -289,12 +290,12 @@ def update(
 def train(args: Args, run: Run) -> dict[str, Any]:
     """Train an agent and return the summary; `run` keeps checkpoints, metrics, and the signals that stop it."""
     envs = run.make_envs()
-    agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # dropout by explicit masks alone
+    agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # `update` draws dropout itself
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     generator = run.generator()
     policy: Policy = run.compile(agent)
     collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
-    gradient = run.gradient(agent, lambda *batch: ppo_loss(args, agent, *batch))
+    gradient = run.gradient(agent, lambda samples, keep, kl_coef: ppo_loss(args, agent, samples, keep, kl_coef))
 
     state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)  # restores a run that is resumed
     for iteration in run.iterations():

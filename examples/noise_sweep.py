@@ -1,11 +1,11 @@
 """Compare a random policy with the oracle as noise grows: python examples/noise_sweep.py."""
 
 from noisy_envs.baselines import play_baseline
-from noisy_envs.registration import start_of
+from noisy_envs.registration import fixed_start
 
 ENV_ID = "noisy_envs/SimpleCentroid-v0"
 
-start = start_of(ENV_ID, {})  # otherwise more noise also moves agent and signal apart at the start
+start = fixed_start(ENV_ID, {})  # otherwise more noise also moves agent and signal apart at the start
 for num_noise in (0, 4, 12, 28, 60):
     options = {"num_noise": num_noise, **start}
     random, oracle = (

@@ -1,9 +1,9 @@
-"""Reinforcement-learning environments whose observations are sets of tokens, most of them noise if you wish.
+"""Reinforcement-learning environments whose observations are sets of tokens, with a tunable share of noise tokens.
 
 Importing this package registers its environments: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`. Its names:
 
 * `ENVIRONMENTS`: all ids, with their games and options.
-* `TokenSpec`: what the tokens of an observation mean.
+* `TokenSpec`: the meaning of the tokens of an observation.
 
 Folders, each imported when first used:
 
@@ -11,7 +11,7 @@ Folders, each imported when first used:
 * `interfaces`: Gymnasium, PettingZoo and vector environments; a step as a pure function.
 * `wrappers`: tokens and noise for any environment, `wrappers.noisy_tokens(env, num_noise)`.
 * `nn`: pooling heads, the paper's theory, and the encoder of the agents (torch).
-* `training`: what a training run needs beside its algorithm (torch).
+* `training`: what a training run needs besides its algorithm (torch).
 * `rendering`: images, films and the viewer (pygame).
 """
 

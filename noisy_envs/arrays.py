@@ -1,7 +1,7 @@
-"""The array namespace of a core: NumPy on the CPU, torch on any device, the same lines for both.
+"""One array interface for the games: the same code runs on NumPy arrays and on torch tensors of any device.
 
-NumPy 2 follows the Array API standard by itself; torch does so through array-api-compat, which is imported
-only when the first tensor comes (`import noisy_envs` needs no torch).
+NumPy 2 follows the Array API standard; torch does so through array-api-compat, which is imported with the first
+tensor, so that `import noisy_envs` works without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Array = Any  # a numpy.ndarray or a torch.Tensor: the standard has no common typ
 
 
 def namespace(array: Array) -> Any:
-    """Return the Array API namespace to which `array` belongs."""
+    """Return the Array API namespace of an array."""
     if isinstance(array, np.ndarray):
         return np
     import array_api_compat.torch as torch_namespace
@@ -24,9 +24,9 @@ def namespace(array: Array) -> Any:
 
 
 def outside_inference_mode(like: Array) -> AbstractContextManager[Any]:
-    """Return a context in which to make, beside `like`, arrays that are kept and used in later calls.
+    """Return a context for making arrays of the library of `like` that are cached for later calls.
 
-    Tensors made in torch's inference mode would have no part in gradients for good.
+    Tensors made in torch's inference mode can never take part in gradients.
     """
     if isinstance(like, np.ndarray):
         return nullcontext()
@@ -36,7 +36,8 @@ def outside_inference_mode(like: Array) -> AbstractContextManager[Any]:
 
 
 def gather_rows(array: Array, rows: Array) -> Array:
-    """Return the rows of `array` (B, ...) that integers name, (*rows.shape, ...): on NumPy faster than by brackets."""
+    """Return rows of `array` (B, ...) by integer indices: (*rows.shape, ...)."""
+    # NumPy's `take` is faster than its indexing
     return array.take(rows, axis=0) if isinstance(array, np.ndarray) else array[rows]
 
 
@@ -48,5 +49,5 @@ def scatter_rows(array: Array, rows: Array, values: Array) -> Array:
 
 
 def as_numpy(array: Array) -> np.ndarray:
-    """Return `array`, a tensor on any device or anything that NumPy takes, as a NumPy array."""
+    """Return a tensor on any device, or anything that NumPy converts, as a NumPy array."""
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)

@@ -1,4 +1,4 @@
-"""All environment ids, in one table: id -> game and parameters."""
+"""The table of environment ids, each a game with options, and their registration with Gymnasium."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ import gymnasium
 from noisy_envs.games.box_world import BoxWorld
 from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.games.simple_tag import MPE, SimpleTag
-from noisy_envs.validation import build, check_choice
+from noisy_envs.validation import build, check_choice, unexpected
 
-SINGLE = "noisy_envs.interfaces.gymnasium_env:TokenEnv"  # entry points, for a game of your own too
-PICTURES = "noisy_envs.interfaces.gymnasium_env:PictureEnv"  # of a game that has no render mode "ansi"
+# entry points, also for games of your own
+SINGLE = "noisy_envs.interfaces.gymnasium_env:TokenEnv"
+PICTURES = "noisy_envs.interfaces.gymnasium_env:PictureEnv"  # of games without the render mode "ansi"
 VECTOR = "noisy_envs.interfaces.vector_env:TokenVectorEnv"
 
 GAMES: dict[str, Any] = {game.name: game for game in (SimpleCentroid, SimpleTag, BoxWorld)}
-GameLike = str | type  # a key of GAMES, or a core's class, which may be a user's own, or where that is: "module:Class"
+GameLike = str | type  # a key of GAMES, "module:Class", or the class of a game
 
-# The ids with sizes are the paper's experiments (section 4.3), named as there: agents-signal-noise, and
-# predators-prey-obstacles; so are BoxWorldEntities and BoxWorldPixels (section 4.4).
+# Ids with sizes are experiments of the paper (section 4.3): agents-signal-noise or predators-prey-obstacles.
+# So are BoxWorldEntities and BoxWorldPixels (section 4.4).
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/SimpleCentroid-v0": ("simple_centroid", {}),
     "noisy_envs/SimpleCentroid-1v31v0-v0": ("simple_centroid", {"num_signal": 31, "num_noise": 0}),
@@ -43,28 +44,27 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-OTHER = "environments of others"  # the game of an id that is not ours, see `noisy_envs.training.gymnasium_envs`
+OTHER = "other Gymnasium environments"  # the game of all ids outside the table, see `training.gymnasium_envs`
 
-# the options that dial noise, and that say how many agents share one network
+# by game: the option that sets the amount of noise
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", OTHER: "num_noise"}
-LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
 
 def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
-    """Return game and parameters of an id of the table, and FOREIGN for any other that Gymnasium knows.
+    """Return the game and the options of an id; the game is OTHER if the table lacks the id.
 
     Raises:
-        ValueError: see `canonical`.
+        ValueError: see `canonical_id`.
     """
     return ENVIRONMENTS.get(canonical_id(env_id, setting), (OTHER, {}))
 
 
 def canonical_id(env_id: str, setting: str = "env_id") -> str:
-    """Return an id as the table has it, or as it is given if it is not ours; of `module:Id-v0` import the module.
+    """Return an id as the table has it, or unchanged if the table lacks it; import the module of `module:Id-v0`.
 
     Raises:
-        ValueError: the module cannot be imported, or nobody knows the id; the message names the `setting`.
+        ValueError: the import fails, or the id is not registered; the message names the `setting`.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -76,62 +76,60 @@ def canonical_id(env_id: str, setting: str = "env_id") -> str:
     except (gymnasium.error.Error, ImportError) as error:
         reason = f"{setting}={env_id!r}: {one_line(error)}; ".replace("?; ", "? ")
         if module:
-            raise ValueError(f"{reason}must be registered by {module}") from None
-        allowed = "one that `python -m noisy_envs` lists, or another id of Gymnasium, module:Id-v0 to import first"
-        raise ValueError(f"{reason}{_near(name)}must be {allowed}") from None
+            raise ValueError(f"{reason}expected an id that {module} registers") from None
+        expected = "an id that `python -m noisy_envs` lists, another id of Gymnasium, or module:Id-v0"
+        raise ValueError(f"{reason}{_suggestion(name)}expected {expected}") from None
     return env_id
 
 
 def short_name(env_id: str) -> str:
-    """Return an id without module and namespace, of letters that the name of a file may have on any system."""
+    """Return an id without module and namespace, as a valid file name on every system."""
     return re.sub(r"[^\w.-]", "-", re.split("[/:]", env_id)[-1])
 
 
 def join_names(games: Iterable[str]) -> str:
-    """Name games in a message, as the table of environments does."""
-    named = [GAMES[game].__name__ if game in GAMES else game for game in games]
-    return " and ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
+    """List games in a message by their class names: "SimpleCentroid, SimpleTag and BoxWorld"."""
+    names = [GAMES[game].__name__ if game in GAMES else game for game in games]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def _import(module: str, told: str) -> None:
+def _import(module: str, argument: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        own = f"{module}.".startswith(f"{error.name}.")
-        hint = "the folder that holds it must be on PYTHONPATH" if own else f"{module} imports it"
-        raise ValueError(f"{told}: {one_line(error)}; {hint}") from None
-    except Exception as error:  # whatever the user's module raises
+        missing = f"{module}.".startswith(f"{error.name}.")
+        hint = "its folder must be on PYTHONPATH" if missing else f"{module} imports it"
+        raise ValueError(f"{argument}: {one_line(error)}; {hint}") from None
+    except Exception as error:  # the user's module may raise anything
         *_, last = traceback.extract_tb(error.__traceback__)
-        place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"  # it tells its own
-        raise ValueError(
-            f"{told}: importing {module} failed with {type(error).__name__}: {one_line(error)}{place}"
-        ) from error
+        # the message of a SyntaxError contains the place
+        place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        reason = f"importing {module} failed with {type(error).__name__}: {one_line(error)}{place}"
+        raise ValueError(f"{argument}: {reason}") from error
 
 
 def one_line(error: Exception | str) -> str:
-    """Return a message without line breaks and without a full stop at its end."""
+    """Return a message in one line, without a final full stop."""
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _near(name: str) -> str:
-    """Ask for the id of the table that is nearest to a name, which may lack namespace and version."""
-    known = {
-        word: env_id
-        for env_id in ENVIRONMENTS
-        for word in (env_id, short_name(env_id), short_name(env_id)[: -len("-v0")])
-    }
+def _suggestion(name: str) -> str:
+    """Return a question with the id of the table nearest to a name, whose namespace and version may be missing."""
+    known: dict[str, str] = {}
+    for env_id in ENVIRONMENTS:
+        short = short_name(env_id)
+        known |= dict.fromkeys((env_id, short, short.removesuffix("-v0")), env_id)
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {known[near[0]]!r}? " if near else ""
 
 
 def game_class(game: GameLike) -> type:
-    """Return the class of a game's rules.
+    """Return the class of a game.
 
     Raises:
-        ValueError: it is neither one of ours nor "module:Class".
-        ImportError: there is no such module.
-        AttributeError: it has no such class.
-        TypeError: it is no class, or no dataclass.
+        ValueError: a name that is neither a key of GAMES nor "module:Class".
+        ImportError, AttributeError: "module:Class" does not exist.
+        TypeError: not the class of a dataclass.
     """
     found: Any = game
     if isinstance(game, str) and ":" in game:
@@ -141,49 +139,51 @@ def game_class(game: GameLike) -> type:
         check_choice("game", game, tuple(GAMES))
         found = GAMES[game]
     if not isinstance(found, type) or not dataclasses.is_dataclass(found):
-        raise TypeError(f"game={game!r}: must be a frozen dataclass, the class itself")
+        raise unexpected("game", game, "the class of a frozen dataclass", TypeError)
     return found
 
 
 def eval_levels(
     env_id: str, options: dict[str, Any] | None = None, trained: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what to add to the `options` of an evaluation, beside seeds of its own.
+    """Return the options by which an evaluation draws levels that training did not draw.
 
-    Where an environment draws from a bank of levels, and training drew any of these, by the options `trained` that it
-    had (by default the same), it is the first level after training's bank.
+    They are {} for games without levels, and where the levels of `options` and of `trained`, the options in training
+    (by default the same), do not overlap. Otherwise levels start after the last training level.
     """
     game, parameters = find(env_id)
     if game != BoxWorld.name:
         return {}
 
-    def bank(options: dict[str, Any] | None) -> range:
-        own = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})
-        return range(own["start_level"], own["start_level"] + own["num_levels"])
+    def levels(options: dict[str, Any] | None) -> range:
+        merged = {"start_level": BoxWorld.start_level, "num_levels": BoxWorld.num_levels} | parameters | (options or {})
+        return range(merged["start_level"], merged["start_level"] + merged["num_levels"])
 
-    asked, known = bank(options), bank(options if trained is None else trained)
-    return {"start_level": known.stop} if asked.start < known.stop and known.start < asked.stop else {}
+    evaluation, training = levels(options), levels(options if trained is None else trained)
+    overlap = evaluation.start < training.stop and training.start < evaluation.stop
+    return {"start_level": training.stop} if overlap else {}
 
 
-def start_of(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the option by which other worlds start as those of an id with its options, at their largest numbers.
+def fixed_start(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the option that keeps the distribution of starting states when the amount of noise changes.
 
-    That is SimpleCentroid's `spread`; in all other games noise moves neither agents nor signal, and it is {}.
+    It is the `spread` of SimpleCentroid with the largest number of entities that `options` allow. In the other games
+    noise does not affect where agents and signal start: {}.
 
     Raises:
-        ValueError, TypeError: an option that the game does not take.
+        ValueError, TypeError: unknown option, or invalid value.
     """
     game, parameters = find(env_id)
     return {"spread": build(GAMES[game], parameters | options).largest_spread} if game == SimpleCentroid.name else {}
 
 
 def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return what to add to the `options` of an id, so that another noise changes the noise alone, see `start_of`.
+    """Return what to add to `options` so that the amount of noise does not affect the starting states.
 
-    It is nothing where they say it themselves, or worlds start alike without. `like` are an id and options to start
-    as; without, ranges among `options` start as their largest numbers do, so that a start tells no number.
+    They are then those of `like`, an id and options, by default of the id with these options. It is {} where `options`
+    set the spread themselves, or the starting states agree anyway.
     """
-    start, own = start_of(*(like or (env_id, options))), start_of(env_id, options)
+    start, own = fixed_start(*(like or (env_id, options))), fixed_start(env_id, options)
     if not own or "spread" in options:
         return {}
     game, parameters = find(env_id)
@@ -191,7 +191,7 @@ def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, 
 
 
 def register() -> None:
-    """Register every id with Gymnasium; again does no harm."""
+    """Register all ids with Gymnasium; safe to repeat."""
     for env_id, (game, parameters) in ENVIRONMENTS.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(

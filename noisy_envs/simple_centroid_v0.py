@@ -1,6 +1,6 @@
-"""Simple centroid for PettingZoo: `parallel_env(...)` and, by PettingZoo's own conversion, the AEC `env(...)`.
+"""Simple centroid for PettingZoo: `parallel_env(...)` and, by PettingZoo's conversion, the AEC `env(...)`.
 
-The game and its options are described in `noisy_envs.games.simple_centroid.SimpleCentroid`. Agents are named
+For the game and its options see `noisy_envs.games.simple_centroid.SimpleCentroid`. Agents are named
 `agent_0`, `agent_1`, …
 """
 
@@ -15,10 +15,10 @@ from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
 
 
 def parallel_env(render_mode: str | None = None, learners: str = "all", **options: Any) -> ParallelTokenEnv:
-    """Make the environment in which all agents act at once; options are checked by the game."""
+    """Make the parallel environment; `options` are those of the game."""
     return ParallelTokenEnv("simple_centroid", render_mode, learners, **options)
 
 
 def env(render_mode: str | None = None, learners: str = "all", **options: Any) -> AECEnv[str, Any, Any]:
-    """Make the environment in which agents act in turn; options are checked by the game."""
+    """Make the AEC environment, in which agents act in turn; `options` are those of the game."""
     return wrappers.OrderEnforcingWrapper(parallel_to_aec(parallel_env(render_mode, learners, **options)))

@@ -1,4 +1,4 @@
-"""What the tokens of an observation mean, for code that reads them without knowing the game."""
+"""The meaning of an observation's tokens, for code that does not know the game."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisy_envs.arrays import Array, as_numpy, namespace
+from noisy_envs.validation import unexpected
 
 
 @dataclass(frozen=True)
 class TokenSpec:
-    """Names for an observation of `num_tokens` rows and as many columns as there are `features`.
+    """Description of an observation (N, D): N tokens with D features.
 
-    The mask follows from the observation alone: a row whose `padding_feature` is `padding` is no token, where rows can
-    be padding; elsewhere that feature is a value like others.
+    The padding mask follows from the observation alone: if `padded`, a token is padding where its `padding_feature`
+    equals `padding`.
 
     Attributes:
-        num_tokens: rows, N.
-        features: names of the columns.
-        roles: name -> value of the role feature, the last one; empty where a game has none.
-        query_index: row of the observing agent's own token, AdaPool's query.
-        padding_feature: column that tells padding; where there are roles, theirs.
-        padding: its value there.
-        padded: whether rows can be padding at all.
+        num_tokens: N.
+        features: names of the D features.
+        roles: values of the last feature by role; empty if the game has no roles.
+        query_index: index of the observing agent's own token, AdaPool's query.
+        padding_feature: index of the feature that marks padding; with roles, the last one.
+        padding: value of that feature in padding.
+        padded: whether an observation can contain padding.
 
     Raises:
-        ValueError: there are roles, and `padding_feature` is not the last column; or `padding` is not finite.
+        ValueError: there are roles and `padding_feature` is not the last feature, or `padding` is not finite.
     """
 
     num_tokens: int
@@ -39,46 +40,44 @@ class TokenSpec:
     padded: bool = True
 
     def __post_init__(self) -> None:
-        """Check that the role is where wrappers and agents look for it."""
+        """Check that the role is the last feature, where wrappers and agents look for it."""
         last = self.num_features - 1
         if self.roles and self.padding_feature not in (-1, last):
-            raise ValueError(
-                f"padding_feature={self.padding_feature}: must be -1 or {last}, the last column, where there are roles"
-            )
+            raise unexpected("padding_feature", self.padding_feature, f"-1 or {last}, as there are roles")
         if not math.isfinite(self.padding):
-            raise ValueError(f"padding={self.padding}: must be finite")
+            raise unexpected("padding", self.padding, "a finite number")
 
     @property
     def num_features(self) -> int:
-        """Columns of an observation."""
+        """Number of features, D."""
         return len(self.features)
 
     def check(self, observation: Array) -> None:
-        """Raise ValueError unless each token (..., N, D) is padding or has one of the `roles`, if there are any.
+        """Raise ValueError unless every token (..., N, D) is padding or has one of the `roles`, if there are any.
 
-        What scales tokens breaks their roles: look once, at what a library's wrapper shows first. It waits for a GPU.
+        Wrappers that scale tokens break the roles, so call this once on the first observation; it waits for a GPU.
         """
         if not self.roles:
             return
-        shown = set(np.unique(as_numpy(observation[..., self.padding_feature])).tolist())
-        wrong = shown - {float(role) for role in self.roles.values()} - {self.padding}
+        values = set(np.unique(as_numpy(observation[..., self.padding_feature])).tolist())
+        wrong = values - {float(role) for role in self.roles.values()} - {self.padding}
         if wrong:
+            name, roles = self.features[self.padding_feature], ", ".join(self.roles)
             raise ValueError(
-                f"feature {self.features[self.padding_feature]!r} of the tokens is {min(wrong):g}: must be the number "
-                f"of a role ({', '.join(self.roles)}) or padding; scale features before they become tokens, or not at "
-                "all"
+                f"tokens: expected padding or a role ({roles}) as feature {name!r}, got {min(wrong):g}; "
+                "scale features before they become tokens, or not at all"
             )
 
     def finite(self, observation: Array) -> Array:
-        """Tell whether all that tokens hold is finite: (..., N, D) -> bool (); padding may hold anything."""
+        """Tell whether all tokens are finite: (..., N, D) -> bool (); padding may hold any value."""
         xp = namespace(observation)
         finite = xp.isfinite(observation)
         return xp.all(finite | ~self.mask(observation)[..., None] if self.padded else finite)
 
     def mask(self, observation: Array) -> Array:
-        """Tell tokens from padding: (..., N, D) -> bool (..., N), True for a token."""
-        marker = observation[..., self.padding_feature]
+        """Return the padding mask: (..., N, D) -> bool (..., N), False for padding."""
+        feature = observation[..., self.padding_feature]
         if self.padded:
-            return marker != self.padding
-        xp = namespace(marker)
-        return xp.ones_like(marker, dtype=xp.bool)
+            return feature != self.padding
+        xp = namespace(feature)
+        return xp.ones_like(feature, dtype=xp.bool)

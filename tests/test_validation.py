@@ -91,7 +91,7 @@ def test_numbers_and_flags_of_vectors_may_be_of_numpy() -> None:
 @pytest.mark.parametrize("value", ["04", b"04", "0,4", range(4), 3.5, None, {0: 4}, [0, 4, 8], [0.5, 4], [[0, 4]]])
 def test_what_is_no_range_is_named(value: Any) -> None:
     """A string is no sequence of digits, and a Python range leaves out its end."""
-    with pytest.raises(TypeError, match=r"num_noise=.*: must be an integer or a range \(low, high\) of two"):
+    with pytest.raises(TypeError, match=r"num_noise=.*: expected an integer or a range \(low, high\)"):
         gymnasium.make(CENTROID, num_noise=value)
 
 
@@ -105,7 +105,7 @@ def test_what_is_plain_stays() -> None:
 @pytest.mark.parametrize("padding", [float("nan"), float("inf")])
 def test_padding_is_a_number(padding: float) -> None:
     """Nothing equals NaN: no row would be padding."""
-    with pytest.raises(ValueError, match=f"padding={padding}: must be finite"):
+    with pytest.raises(ValueError, match=f"padding={padding}: expected a finite number"):
         TokenSpec(3, ("x", "y"), {}, padding=padding)
 
 
@@ -138,7 +138,7 @@ def test_queries_are_taken_in_any_form(query: Any, places: tuple[int, ...]) -> N
 @pytest.mark.parametrize("query", ["02", np.array([0.5]), Listed(0, True), np.array([-1]), Listed(), np.True_], ids=str)
 def test_what_is_no_query_is_named(query: Any) -> None:
     pooling = pytest.importorskip("noisy_envs.nn.pooling")
-    with pytest.raises(ValueError, match="query must be an index >= 0, several, 'mean' or 'learned', got"):
+    with pytest.raises(ValueError, match=r"query=.*: expected an index >= 0, several of them, 'mean' or 'learned'"):
         pooling.AdaPool(8, 2, query)
 
 
@@ -147,17 +147,17 @@ def test_real_options_of_heads_are_finite(value: float) -> None:
     """A scale of infinity gives NaN where it meets 0; weights that float32 cannot square give infinity."""
     pooling = pytest.importorskip("noisy_envs.nn.pooling")
     for option in ("scale", "init_std", "output_std"):
-        with pytest.raises(ValueError, match=rf"{option} must be from .* got {re.escape(str(value))}"):
+        with pytest.raises(ValueError, match=rf"{option}={re.escape(str(value))}: expected a number from"):
             pooling.AdaPool(8, 2, **{option: value})
-    with pytest.raises(ValueError, match=r"init_std must be from 0 to 1e18, got"):
+    with pytest.raises(ValueError, match=rf"init_std={re.escape(str(value))}: expected a number from 0 to 1e18"):
         pooling.ClsToken(8, init_std=value)
 
 
 def test_deviations_are_not_negative() -> None:
     pooling = pytest.importorskip("noisy_envs.nn.pooling")
-    with pytest.raises(ValueError, match=r"init_std must be from 0 to 1e18, got -1"):
+    with pytest.raises(ValueError, match=r"init_std=-1: expected a number from 0 to 1e18"):
         pooling.ClsToken(8, init_std=-1)
-    with pytest.raises(ValueError, match=r"output_std must be from 0 to 1e18, got -1"):
+    with pytest.raises(ValueError, match=r"output_std=-1: expected a number from 0 to 1e18"):
         pooling.AdaPool(8, output_std=-1)
     pooling.AdaPool(8, scale=-1.0, init_std=0.0)  # scores may have any sign
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 AGENTS = Path(__file__).parents[1] / "agents"
+FILES = [f"ppo_{head}.py" for head in ("adapool", "avgpool", "clstoken", "maxpool")]  # not a user's own copies
 HEAD = re.compile(r'\A""".*?\n|^class PoolingHead\(.*?(?=^class )', re.MULTILINE | re.DOTALL)
 
 
@@ -25,7 +26,7 @@ def with_head_of(text: str, own: str) -> str:
 def main(fix: bool) -> int:
     """Compare, mend if asked, and return the exit status."""
     source, status = (AGENTS / "ppo_adapool.py").read_text(encoding="utf-8"), 0
-    for path in sorted(AGENTS.glob("ppo_*.py")):
+    for path in (AGENTS / name for name in FILES):
         own = path.read_text(encoding="utf-8")
         expected = with_head_of(source, own)
         if own != expected:

@@ -30,9 +30,9 @@ STEP = ("test_functional|test_pure_step", "test_vector_env|test_vector", "test_e
 BOX, WRAPPERS = ("test_box_world", "test_versions"), ("test_wrappers",)
 POOLING = ("test_pooling", "test_pooling_examples")
 COPIES = "test_agent_heads|test_agent::test_copies_are_checked_and_mended"
-HEADS = ("test_padding", "test_agent_learning|training/test_*", "test_training_versions", COPIES)
-PPO = ("test_agent_learning|training/test_*", "test_agent_sanity|training/test_*", "test_training_versions")
-RESUME = ("test_agent|training/test_*", "test_agent_learners|training/test_*")
+HEADS = ("test_padding", "test_agent_learning|training/test_ppo", "test_training_versions", COPIES)
+PPO = ("test_agent_learning|training/test_ppo", "test_agent_sanity|training/test_sanity", "test_training_versions")
+RESUME = ("test_agent|training/test_run", "test_agent_learners|training/test_several_agents")
 LIMIT = 240  # seconds of tests for a slip
 
 
@@ -128,7 +128,9 @@ def files_of(names: Sequence[str], tree: Path) -> list[str]:
     found: dict[str, None] = {}  # a set in order
     for name in names:
         for file, colons, test in (choice.partition("::") for choice in name.split("|")):
-            paths = [path for path in sorted(tree.glob(f"tests/**/{file}.py")) if test in path.read_text("utf-8")]
+            paths = [
+                path for path in sorted(tree.glob(f"tests/**/{file}.py")) if test in path.read_text(encoding="utf-8")
+            ]
             found |= {path.relative_to(tree).as_posix() + colons + test: None for path in paths}
             if paths:
                 break

@@ -1,6 +1,6 @@
-"""BoxWorld (paper, section 4.4; Zambaldi et al. 2018): find the key, the box that it opens, the next, and the gem.
+"""BoxWorld (paper, section 4.4; Zambaldi et al. 2018): open a chain of boxes with matching keys to reach the gem.
 
-`B` worlds, `K` boxes at most, `w` cells along a side of the picture, `N` tokens of an observation, `M = 2 + 2K` things.
+`B` environments, at most `K` boxes, `M = 2 + 2K` objects, pictures of `w` × `w` cells, `N` tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAM
 from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.validation import Count, check_choice, check_count, check_fields, check_number, highest, lowest, plain
+from noisy_envs.validation import (
+    Count,
+    check_choice,
+    check_count,
+    check_fields,
+    check_number,
+    highest,
+    lowest,
+    plain,
+    unexpected,
+)
 
-# what a step brings about; from SOLVED on, the episode is over
+# outcomes of a step; SOLVED and DEAD_END end the episode
 MOVED, BLOCKED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END = range(6)
-RARE, CHUNK = 100, 4096  # a level that one in so many is like does not count; levels drawn at once
+MIN_KNOWN_RATIO, LEVELS_AT_ONCE = 100, 4096  # see `known_share`
 KEY_REWARD, BOX_REWARD, GEM_REWARD, DISTRACTOR_REWARD = 1.0, 1.0, 10.0, -1.0
 PALETTE = np.array([
     (0, 0, 117), (230, 190, 255), (170, 255, 195), (255, 250, 200), (255, 216, 177), (250, 190, 190), (240, 50, 230),
@@ -34,93 +44,93 @@ PALETTE = np.array([
 
 
 class State(NamedTuple):
-    """A batch of worlds, int64. Cells are numbered row by row over the picture, field and frame."""
+    """States of B environments, int64. Cells are numbered row by row over the picture: field and frame."""
 
-    objects: (
-        Array  # (B, M, 2) cell, colour: the agent, the key (cell 0 if held), each box's content and lock; absent last
-    )
-    box_outcomes: Array  # (B, K) what opening a box brings about: OPENED_BOX, SOLVED, DEAD_END; 0 for none
+    objects: Array  # (B, M, 2) cell, colour: agent, key (cell 0 if held), content and lock of each box; absent last
+    box_outcomes: Array  # (B, K) outcome of opening each box: OPENED_BOX, SOLVED or DEAD_END; 0 for absent boxes
     size: Array  # (B,) cells along a side of the field
-    level: Array  # (B,) number of the level, −1 for a drawn one
-    outcome: Array  # (B,) what the step that led here brought about
+    level: Array  # (B,) number of the level, −1 for one given as text
+    outcome: Array  # (B,) of the last step
 
 
 @dataclass(frozen=True)
 class BoxWorld(SingleAgentGame):
-    """Keys open boxes that hold further keys, one of them the gem; distractor boxes are dead ends.
+    """The agent must open a chain of boxes with keys, up to the gem; distractor boxes are dead ends.
 
     ## Description
-    A field of cells holds the agent, a loose key and boxes: two cells in a row, the content (a key, or the gem) on the
-    left and the lock on the right. Walking onto the loose key takes it. Walking onto a lock of the held key's colour
-    opens the box: what is in it becomes the held key, and both its cells are free. One chain of boxes leads from the
-    loose key to the gem. A distractor's first lock fits a key of that chain too, but none of its keys leads on. In the
-    paper's game (`goal_length` 2) the loose key fits all three boxes, and only what is inside tells the right one;
-    chains begin with `goal_length` 3. The oracle follows a shortest solution.
+    A grid holds the agent, a loose key and boxes. A box occupies two cells of a row: the content (a key or the gem) on
+    the left, the lock on the right. Moving onto the loose key picks it up. Moving onto a lock with the held key's
+    colour opens the box: the content replaces the held key, and both cells become free. One chain of boxes leads from
+    the loose key to the gem. A distractor branches off: its first lock fits a key of the chain, but its keys do not
+    lead to the gem. In the paper's game (`goal_length` 2) the loose key opens all three boxes, and only the contents
+    show which is right; real chains need `goal_length` 3. The oracle follows a shortest solution.
 
     ## Action Space
-    `Discrete(4)`: up, down, left, right. A move off the field, onto a content, or onto a lock of another colour than
-    the held key's is blocked: the agent stays.
+    `Discrete(4)`: up, down, left, right. Moves off the grid, onto a content, or onto a lock of another colour than the
+    held key are blocked: the agent stays.
 
     ## Observation Space
-    `observation="entities"`: `Box((2 + 2K, 5), float32)`, K boxes at most. `"pixels"`: `Box((size² + 1, 5), float32)`,
-    the same game with far more noise. A token is red, green, blue in 0 … 1, and row and column relative to the agent,
-    divided by size + 1. Rows:
+    `observation="entities"`: `Box((2 + 2K, 5), float32)`, for at most K boxes. `"pixels"`: `Box((size² + 1, 5),
+    float32)`, the same game with many more noise tokens. A token is red, green, blue in [0, 1], and row and column
+    relative to the agent, divided by size + 1. Order:
 
-    | | entities | pixels |
+    | index | entities | pixels |
     |---|---|---|
     | 0 | the agent | the agent's cell |
-    | 1 | the key: loose, or held, at the frame's corner | the frame's corner: the held key, black without one |
-    | others | content and lock of each box, boxes row by row | the other cells, row by row |
-    | padding, last | −1, −1, −1, −1, −1 | the same, where `size` is a range |
+    | 1 | the key: loose, or held, in the corner of the frame | the corner of the frame: the held key, or black |
+    | then | content and lock of each box, boxes row by row | the other cells, row by row |
+    | padding, last | −1, −1, −1, −1, −1 | the same, if `size` is a range |
 
-    `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, the picture: the field in a black frame, whose top left cell shows
-    the held key; a smaller level lies at the top left. It is no set of tokens, so there is no `token_spec`, and
-    `signal_mask` is (size + 2, size + 2).
+    `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, a picture of the grid in a black frame, whose top left cell shows
+    the held key; smaller levels are placed at the top left. There is no `token_spec`, and `signal_mask` is
+    (size + 2, size + 2).
 
-    Positions are relative, as in the paper, so "entities" do not show where the field ends, and two levels can look
-    alike of which one has the key loose and the other has it held. Signal, in `info["signal_mask"]`, are agent, keys,
-    locks and gem, not empty cells.
+    Positions are relative, as in the paper. "entities" therefore do not show the borders of the grid, and a level with
+    a loose key can look like another one with a held key. `info["signal_mask"]` marks the agent, keys, locks and the
+    gem, but not empty cells.
 
-    Agent 128, 128, 128; gem 255, 255, 255; empty 220, 220, 220; keys and locks have 19 other colours.
+    The agent is (128, 128, 128), the gem (255, 255, 255), empty cells (220, 220, 220); keys and locks have 19 other
+    colours.
 
     ## Rewards
-    Loose key +1, a box of the chain +1, the gem's box +10, a distractor's −1; less `step_cost` for each step and
-    `blocked_cost` for each blocked move. Perfect play returns goal_length − 1 + 10.
+    +1 for the loose key and each box of the chain, +10 for the box with the gem, −1 for a box of a distractor, minus
+    `step_cost` at each step and `blocked_cost` for each blocked move. The optimal return is goal_length − 1 + 10.
 
     ## Starting State
-    A level of the bank, each as likely. All is at random places, but no two boxes share an edge, nor a box and the
-    loose key, and each free cell can be reached from each other, so that every level can be solved, if not within
-    `max_steps`. A level's number makes the same level everywhere; of small fields with one box several numbers make one
-    level (2,280 on size 3), so that banks of other numbers are not of other levels, see `BoxWorld.known_share`.
+    A level drawn uniformly from `start_level` … `start_level + num_levels − 1`. Objects are at random places, but boxes
+    touch neither each other nor the loose key by an edge, and all free cells are connected, so that every level can be
+    solved, though maybe not within `max_steps`. A number gives the same level on every machine. Small grids with one
+    box have few distinct levels (2,280 for size 3): different numbers can give the same level, see
+    `BoxWorld.known_share`.
 
     ## Episode End
-    Terminated when the gem's box (`info["is_success"]` is True) or a distractor's is opened; truncated after
-    `max_steps`, unless terminated by the same step.
+    Terminated when the box with the gem (`info["is_success"]` is True) or a box of a distractor is opened; truncated
+    after `max_steps`, unless the last step terminates.
 
     ## Arguments
     * `observation`: "entities", "pixels" or "rgb".
-    * `size`: cells along a side, 3 to 32. It and the next three: a number, or a range (low, high) drawn for each level.
-    * `goal_length`: keys of the chain, from 2, the gem being the last: the loose one and goal_length − 1 boxes.
-    * `num_distractors`: chains of dead ends.
-    * `distractor_length`: boxes in each of them.
-    * `start_level`, `num_levels`: the bank, levels start_level … start_level + num_levels − 1. Banks that do not
-      overlap are for training and for evaluation.
-    * `step_cost`, `blocked_cost`: taken from the reward of each step, of each blocked move.
-    * `max_steps`: steps of an episode, the paper's; Gymnasium's `max_episode_steps` can only be fewer. Raise it with
-      `size` and `goal_length`: with `goal_length=6` the oracle gets 8.5 of 15 in 30 steps, all in 200
-      (`noisy_envs.baselines`).
+    * `size`: width and height of the grid, 3 to 32. This and the next three options are a number, or a range
+      (low, high) from which each level draws.
+    * `goal_length`: length of the chain, at least 2: the loose key and goal_length − 1 boxes, the last with the gem.
+    * `num_distractors`: number of distractors.
+    * `distractor_length`: boxes of each distractor.
+    * `start_level`, `num_levels`: first number and count of the levels. Train and evaluate on disjoint sets.
+    * `step_cost`, `blocked_cost`: subtracted from the reward at each step, for each blocked move.
+    * `max_steps`: time limit, by default the paper's; Gymnasium's `max_episode_steps` can only shorten it. Raise it
+      with `size` and `goal_length`: with `goal_length=6` the oracle's return is 8.5 of 15 in 30 steps, and 15 in 200.
 
-    A level has goal_length − 1 + num_distractors · distractor_length boxes. At most 1 fits on size 3 and 4, 5 on 5 and
-    6, 7 on 7, 11 on 8, 14 on 9 and 10, 19 (there are 19 colours) from 11 on; of a range the smallest size counts.
+    A level has goal_length − 1 + num_distractors · distractor_length boxes: at most 1 for sizes 3 and 4, 5 for 5 and 6,
+    7 for 7, 11 for 8, 14 for 9 and 10, and 19, the number of colours, from 11 on. For a range the smallest size counts.
 
-    `reset` takes `options={"level": n}`, a level by number, in the bank or not; `{"state": {"text": ...}}` a drawn
-    one, see `noisy_envs.games.box_world_levels.read`.
+    `reset` accepts `options={"level": n}`, a level by any number, and `options={"state": {"text": ...}}`, a level
+    drawn in characters, see `noisy_envs.games.box_world_levels.read`.
 
     ## Differences
-    From the paper's code: exactly `num_distractors` distractors, where it draws 0 to 2; roles and places of boxes are
-    independent; the agent's token is always first and the held key second, and padding cannot be taken for either; the
-    time limit is not one step late; a time-out and an end are told apart; longer distractors are coloured as chains.
-    From Zambaldi et al. 2018: the key is taken when the lock opens; 7×7 cells, not 14×14.
+    From the paper's code: the number of distractors is exactly `num_distractors`, not drawn from 0 to 2; the positions
+    of boxes are independent of their roles; the agent's token is always first, the key second, and neither can be
+    confused with padding; the time limit is not one step late; truncation and termination are distinguished; longer
+    distractors have a chain of colours. From Zambaldi et al. 2018: the content replaces the key as soon as the lock
+    opens; the grid is 7×7, not 14×14.
 
     ## Version History
     * v0: first version.
@@ -146,119 +156,117 @@ class BoxWorld(SingleAgentGame):
     num_reset_uniforms: ClassVar[tuple[int, ...]] = (2,)
 
     def __post_init__(self) -> None:
-        """Refuse what the game cannot play.
+        """Validate the options.
 
         Raises:
-            ValueError, TypeError: naming the option, its value and what is allowed.
+            ValueError, TypeError: naming the option, its value and what is expected.
         """
         for name, value in vars(self).copy().items():
             object.__setattr__(self, name, plain(value))
         check_choice("observation", self.observation, ("entities", "pixels", "rgb"))
         LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
         check_count("start_level", self.start_level, minimum=0, may_be_range=False)
-        check_count("num_levels", self.num_levels, minimum=1, may_be_range=False, maximum=2**48)  # two draws of 24 bits
+        # a level is drawn by two uniforms of 24 bits
+        check_count("num_levels", self.num_levels, minimum=1, may_be_range=False, maximum=2**48)
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
         if self.start_level + self.num_levels > MAX_SEED:
-            raise ValueError(f"start_level={self.start_level}: must be at most {MAX_SEED} - num_levels")
+            raise unexpected("start_level", self.start_level, f"at most {MAX_SEED} - num_levels")
         for option in ("step_cost", "blocked_cost"):
             check_number(option, getattr(self, option))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the options alone; what follows from them is made anew."""
+        """Copy and pickle the options only; cached values are recomputed."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @cached_property
     def level_config(self) -> LevelConfig:
-        """What a level consists of."""
+        """Sizes of a level."""
         return LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
 
     @cached_property
     def level_cache(self) -> LevelCache:
-        """The levels that are drawn from, and all others."""
+        """Rows of levels by number, as `_pack` returns them."""
         return LevelCache(self.start_level, self.num_levels, 1 + self.num_boxes + 2 * self.num_objects, self._draw_row)
 
     @cached_property
     def width(self) -> int:
-        """Cells along a side of the picture, w."""
+        """Width of the picture in cells, w."""
         return self.level_config.width
 
     @cached_property
     def num_boxes(self) -> int:
-        """Most boxes of a level, K."""
+        """Largest number of boxes, K."""
         return self.level_config.max_boxes
 
     @cached_property
     def num_objects(self) -> int:
-        """Most things of a level: the agent, the key, contents and locks; M."""
+        """Largest number of objects: agent, key, contents and locks; M."""
         return 2 + 2 * self.num_boxes
 
     @cached_property
     def nowhere(self) -> int:
-        """Cell of what is absent, the last of the frame."""
+        """Cell of absent objects, the last one of the frame."""
         return self.width * self.width - 1
 
     @cached_property
     def pads_pixels(self) -> bool:
-        """Whether a field can be smaller than the picture."""
+        """Whether pictures can be larger than the level."""
         return lowest(self.size) < highest(self.size)
 
     @cached_property
     def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+        """Meaning of an observation; AttributeError for pictures."""
         if self.observation == "rgb":
-            raise AttributeError("observation='rgb' is no set of tokens: ask for 'entities' or 'pixels'")
+            raise AttributeError("observation='rgb' has no tokens: use 'entities' or 'pixels'")
         num_tokens = self.num_objects if self.observation == "entities" else highest(self.size) ** 2 + 1
         padded = self.observation == "entities" or self.pads_pixels  # an opened box leaves padding
         return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, padding_feature=0, padded=padded)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:
-        """Lowest and highest values of an observation, of its shape and type."""
+        """Lowest and highest values of an observation, as arrays of its shape and dtype."""
         if self.observation == "rgb":
             shape = self.width, self.width, 3
             return np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)
         ones = np.ones((self.token_spec.num_tokens, self.token_spec.num_features), np.float32)
         low = -ones
         if not self.token_spec.padded:
-            low[:, :3] = 0  # no colour is below: wrappers must see that none is taken for padding
+            low[:, :3] = 0  # tight bounds: wrappers must see that no token can equal padding
         return low, ones
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Draw levels of the bank by uniforms (B, 2) of 24 bits each."""
+        """Draw levels by uniforms (B, 2) of 24 bits each."""
         words = namespace(u[0]).astype(u[0] * 2.0**24, namespace(u[0]).int64)
         numbers = self.start_level + ((words[:, 0] << 24) + words[:, 1]) % self.num_levels
-        table = self._made.get(words.device, {}).get("levels")
+        table = self._cache.get(words.device, {}).get("levels")
         if table is not None:
             return self._unpack(table[numbers - self.start_level], numbers)
-        return self._deal(as_numpy(numbers), like=words)
+        return self._state_of_levels(as_numpy(numbers), like=words)
 
     def prepare(self, like: Array) -> None:
-        """Draw all levels and keep them on the device of an array, so that `initial` need not ask the host.
+        """Cache all levels on the device of `like`, so that `initial` does not wait for the host.
 
         Raises:
-            ValueError: if there are too many.
+            ValueError: too many levels.
         """
-        if self.num_levels > box_world_levels.MAX_CACHED_LEVELS:
-            raise ValueError(
-                f"num_levels={self.num_levels}: at most {box_world_levels.MAX_CACHED_LEVELS} can be kept on a device"
-            )
+        check_count("num_levels", self.num_levels, minimum=1, maximum=box_world_levels.MAX_CACHED_LEVELS)
         table = self.tables(like)
         if "levels" not in table:
             rows = self.level_cache.rows(self.start_level + np.arange(self.num_levels))
             with outside_inference_mode(like):
                 table["levels"] = namespace(like).asarray(rows, device=like.device)
 
-    def _deal(self, numbers: np.ndarray, like: Array) -> State:
-        """Return the levels `numbers` (B,) as states in the library and on the device of an array."""
+    def _state_of_levels(self, numbers: np.ndarray, like: Array) -> State:
+        """Return the levels `numbers` (B,) as states in the library and on the device of `like`."""
         rows = self.level_cache.rows(numbers)
         if isinstance(like, np.ndarray):
             return self._unpack(rows, numbers)
         return self._unpack(*(namespace(like).asarray(x, device=like.device, copy=True) for x in (rows, numbers)))
 
     def _unpack(self, rows: Array, numbers: Array) -> State:
-        """Turn rows as `_pack` makes them (B, ...) into starting states."""
-        things = 1 + self.num_boxes  # columns before them
-        objects, box_outcomes = rows[:, things:].reshape(-1, self.num_objects, 2), rows[:, 1:things]
+        """Turn rows (B, ...) of `_pack` into starting states."""
+        first = 1 + self.num_boxes  # column of the objects
+        objects, box_outcomes = rows[:, first:].reshape(-1, self.num_objects, 2), rows[:, 1:first]
         outcome = namespace(rows).where(objects[:, 1, 1] == GEM, SOLVED, MOVED)
         return State(objects, box_outcomes, rows[:, 0], numbers, outcome)
 
@@ -267,7 +275,7 @@ class BoxWorld(SingleAgentGame):
         return self._pack(box_world_levels.draw_level(self.level_config, number))
 
     def _pack(self, level: Level) -> list[int]:
-        """Turn a level into a row of integers: size, outcomes, things."""
+        """Turn a level into a row of integers: size, box outcomes, objects."""
         path = box_world_levels.on_path(level.boxes)
         missing = self.num_boxes - len(level.boxes)
         row = [level.size]
@@ -279,36 +287,36 @@ class BoxWorld(SingleAgentGame):
         return row + [self.nowhere, ABSENT] * (2 * missing)
 
     def levels(self, state: State) -> list[Level]:
-        """Return what lies where in each world, one by one."""
-        found = []
-        for size, things in zip(as_numpy(state.size).tolist(), as_numpy(state.objects).tolist(), strict=True):
-            (agent, _), key, *rest = things
+        """Return the level of each environment, without opened boxes."""
+        levels = []
+        for size, objects in zip(as_numpy(state.size).tolist(), as_numpy(state.objects).tolist(), strict=True):
+            (agent, _), key, *rest = objects
             pairs = zip(rest[::2], rest[1::2], strict=True)
             boxes = (
                 box_world_levels.Box(cell, content, lock) for (cell, content), (_, lock) in pairs if content != ABSENT
             )
-            found.append(Level(size, agent, tuple(key), tuple(boxes)))
-        return found
+            levels.append(Level(size, agent, tuple(key), tuple(boxes)))
+        return levels
 
     def transition(self, state: State, action: Array, randomness: Any) -> State:
-        """Play one step of the actions (B, 1)."""
+        """Return the states after one step of actions (B, 1)."""
         xp, agent = namespace(action), state.objects[:, 0, 0]
         move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, outcome
         target, outcome = move[:, 0], move[:, 1]
-        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1); none off the field, where the target is the agent's
-        if xp is np and not np.count_nonzero(met):  # most steps of a single world
+        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1), all False if the move leaves the grid
+        if xp is np and not np.count_nonzero(met):  # fast path for most steps of a single environment
             objects = state.objects.copy()
             objects[:, 0, 0] = target
             return State(objects, state.box_outcomes, state.size, state.level, outcome)
-        objects, box_outcomes, in_the_way, outcome_met = self._meet(state, met)
-        objects[:, 0, 0] = xp.where(in_the_way, agent, target)
-        return State(objects, box_outcomes, state.size, state.level, outcome + outcome_met)
+        objects, box_outcomes, blocked, met_outcome = self._meet(state, met)
+        objects[:, 0, 0] = xp.where(blocked, agent, target)
+        return State(objects, box_outcomes, state.size, state.level, outcome + met_outcome)
 
     def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
-        """Let the agents meet things (B, M - 1), all but themselves.
+        """Resolve which objects (B, M - 1), without the agent, the agents move onto.
 
         Returns:
-            Things and outcomes then, whether one is in the way (B,), and events (B,).
+            New objects and box outcomes, whether the move is blocked (B,), and the outcome (B,).
         """
         xp = namespace(met)
         cell, colour = state.objects[..., 0], state.objects[..., 1]
@@ -320,20 +328,20 @@ class BoxWorld(SingleAgentGame):
         on_content = met[:, 1::2]
         on_lock = met[:, 2::2]
         opened = on_lock & fits
-        in_the_way = (on_content | (on_lock & ~fits)).any(axis=1)
+        blocked = (on_content | (on_lock & ~fits)).any(axis=1)
 
         objects = xp.asarray(state.objects, copy=True)
         objects[:, 1:2, 0] = xp.where(on_key, CORNER, cell[:, 1:2])
-        outcome = BLOCKED * in_the_way + TOOK_KEY * on_key[:, 0]
+        outcome = BLOCKED * blocked + TOOK_KEY * on_key[:, 0]
         if xp is np and not np.count_nonzero(opened):
-            return objects, state.box_outcomes, in_the_way, outcome
+            return objects, state.box_outcomes, blocked, outcome
         outcome = outcome + (opened * state.box_outcomes).sum(axis=1)
         opens = opened.any(axis=1)
         objects[:, 1, 1] = xp.where(opens, (opened * colour[:, 2::2]).sum(axis=1), key[:, 0])
-        return *self._remove(objects, state.box_outcomes, opened), in_the_way, outcome
+        return *self._remove(objects, state.box_outcomes, opened), blocked, outcome
 
     def _remove(self, objects: Array, box_outcomes: Array, opened: Array) -> tuple[Array, Array]:
-        """Take out the box of each world that opened one (B, K), and close the gap."""
+        """Remove the opened box (B, K), at most one in each environment, and close the gap."""
         xp, table = namespace(objects), self.tables(objects)
         box = objects[:, 2:].reshape(-1, self.num_boxes, 4)
         opens = xp.any(opened, axis=1, keepdims=True)
@@ -345,33 +353,35 @@ class BoxWorld(SingleAgentGame):
         return objects, xp.where(moved, next_outcome, box_outcomes)
 
     def terminated(self, state: State) -> Array:
-        """Tell which worlds (B,) are over: solved, or at a dead end."""
+        """Tell which states are terminal (B,): solved, or at a dead end."""
         return state.outcome >= SOLVED
 
     def success(self, state: State) -> Array:
-        """Tell which worlds (B,) are solved."""
+        """Tell which states are solved (B,)."""
         return state.outcome == SOLVED
 
     def reward(self, state: State, agents: slice = slice(None)) -> Array:
-        """Return the rewards (B, 1) of the step that led here."""
+        """Return the rewards (B, 1) for the step that led to `state`."""
         return self.tables(state.outcome)["rewards"][state.outcome][:, None]
 
     def observe(self, state: State, agents: slice = slice(None)) -> Array:
-        """Return what the agent sees, (B, 1, N, 5) float32, or (B, 1, w, w, 3) uint8 for "rgb"."""
+        """Return the tokens (B, 1, N, 5) float32, or for "rgb" pictures (B, 1, w, w, 3) uint8."""
         table = self.tables(state.objects)
         if self.observation == "rgb":
             return gather_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
         cell, colour = state.objects[..., 0], state.objects[..., 1]  # (B, M)
         if self.observation == "entities":
             return draw_tokens(table, state.size, cell, colour)[:, None]
+        # The plain version is `draw_tokens` of all w² cells. This one looks up the tokens of an empty grid (`bare`) by
+        # the agent's position and paints only the M objects, which are far fewer.
         place = table["place"][table["first"][state.size] + cell[:, 0]]  # (B,)
         tokens = gather_rows(table["bare"], place)  # (B, N, 5)
-        world = namespace(cell).arange(cell.shape[0], device=cell.device)
-        tokens[world[:, None], table["row"][place[:, None], cell], :3] = gather_rows(table["paint"], colour)
+        index = namespace(cell).arange(cell.shape[0], device=cell.device)
+        tokens[index[:, None], table["row"][place[:, None], cell], :3] = gather_rows(table["paint"], colour)
         return tokens[:, None]
 
     def token_cells(self, state: State) -> Array:
-        """Return the cells (B, N) that the tokens show, or for "rgb" the pixels (B, w²)."""
+        """Return the cells (B, N) that the tokens describe, or for "rgb" all cells (B, w²)."""
         xp, cell = namespace(state.objects), state.objects[..., 0]
         if self.observation == "entities":
             return cell
@@ -383,15 +393,15 @@ class BoxWorld(SingleAgentGame):
         return xp.zeros_like(cell[:, :1]) + xp.arange(self.nowhere + 1, device=cell.device)
 
     def picture(self, state: State) -> Array:
-        """Return the colours (B, w²) of all cells, int64."""
+        """Return the colours (B, w²) int64 of all cells."""
         xp = namespace(state.objects)
         picture = gather_rows(self.tables(state.size)["ground"], state.size)
-        world = xp.arange(picture.shape[0], device=picture.device)[:, None]
-        picture[world, state.objects[..., 0]] = state.objects[..., 1]
+        index = xp.arange(picture.shape[0], device=picture.device)[:, None]
+        picture[index, state.objects[..., 0]] = state.objects[..., 1]
         return picture
 
     def token_mask(self, tokens: Array) -> Array:
-        """Tell tokens (..., N, 5) from padding, bool (..., N), or field and held key from the frame (..., w, w)."""
+        """Return the padding mask (..., N) of tokens; of pictures (..., w, w) True in the grid and for the held key."""
         if self.observation != "rgb":
             return self.token_spec.mask(tokens)
         mask = namespace(tokens).any(tokens != 0, axis=-1)
@@ -399,147 +409,148 @@ class BoxWorld(SingleAgentGame):
         return mask
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 5) carry signal, bool (..., N), or which pixels (..., w, w).
+        """Tell which tokens (..., N, 5) or pixels (..., w, w, 3) are signal, bool (..., N) or (..., w, w).
 
-        That is the agent, keys, locks and the gem; not what is empty, nor the slot of the held key while it is black.
+        Signal are the agent, keys, locks and the gem, but neither empty cells nor the corner while no key is held.
         """
         if self.observation == "entities":
             return self.token_mask(tokens)
         table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
-        empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # arrays of (): dearer to compare with are numbers
-        red, blue = tokens[..., 0], tokens[..., 2]  # no other's red is that of empty, without both only black is
+        empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # 0-d arrays: faster to compare with than numbers
+        red, blue = tokens[..., 0], tokens[..., 2]  # only empty cells have their red, and only black has no red or blue
         return (red != empty) & (namespace(tokens).maximum(red, blue) > black)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
-        """Return actions (B, 1) int64 by a reference policy, from uniforms u (B, 1).
+        """Return actions (B, 1) int64 by a built-in policy, from uniforms (B, 1).
 
         "random" is uniform over the actions; "oracle" follows a shortest solution, found by breadth-first search.
         """
         if name == "random":
             return super().policy(name, state, u, agents)
-        best = [[box_world_levels.next_move(world, self.width)] for world in self.levels(state)]
-        return namespace(u).asarray(best, dtype=namespace(u).int64, device=u.device)
+        moves = [[box_world_levels.next_move(level, self.width)] for level in self.levels(state)]
+        return namespace(u).asarray(moves, dtype=namespace(u).int64, device=u.device)
 
     def known_share(self, drawings: list[str]) -> float:
-        """Return which share of levels, drawn as `text` does, are in the bank too, whatever their numbers.
+        """Return the fraction of levels, drawn as by `render_text`, that equal a level of this game, of any number.
 
-        It is 0 where less than one in a hundred could be: there are far more levels than the bank holds. Of a bank of
-        more than `box_world_levels.MAX_CACHED_LEVELS` levels only so many are looked at, which takes seconds.
+        It is 0 if fewer than one distinct level in MIN_KNOWN_RATIO could be known. At most
+        `box_world_levels.MAX_CACHED_LEVELS` levels are compared, in some seconds.
         """
-        if self.level_config.least_levels > RARE * self.num_levels:
+        if self.level_config.least_levels > MIN_KNOWN_RATIO * self.num_levels:
             return 0.0
-        asked: list[bytes] = []
+        given: list[bytes] = []
         for drawing in drawings:
             try:
-                row = self._pack(self._check(box_world_levels.read(drawing, self.width)))
-            except ValueError:  # a level that this game does not have
+                row = self._pack(self._validate_level(box_world_levels.read(drawing, self.width)))
+            except ValueError:  # not a level of this game
                 row = []
-            asked.append(np.array(row, np.int64).tobytes())
-        unknown, count = set(asked), min(self.num_levels, box_world_levels.MAX_CACHED_LEVELS)
-        for first in range(0, count, CHUNK):
-            numbers = self.start_level + np.arange(first, min(first + CHUNK, count))
+            given.append(np.array(row, np.int64).tobytes())
+        unknown, count = set(given), min(self.num_levels, box_world_levels.MAX_CACHED_LEVELS)
+        for first in range(0, count, LEVELS_AT_ONCE):
+            numbers = self.start_level + np.arange(first, min(first + LEVELS_AT_ONCE, count))
             unknown -= set(map(bytes, self.level_cache.rows(numbers)))
             if not unknown:
                 break
-        return sum(row not in unknown for row in asked) / len(asked)
+        return sum(row not in unknown for row in given) / len(given)
 
     def render_text(self, state: State) -> list[str]:
-        """Draw each world in characters, see `noisy_envs.games.box_world_levels.read`."""
-        return [box_world_levels.render_text(world, self.width) for world in self.levels(state)]
+        """Draw each environment in characters, see `noisy_envs.games.box_world_levels.read`."""
+        return [box_world_levels.render_text(level, self.width) for level in self.levels(state)]
 
     def validate_state(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
-        """Check a state that a user hands over, and return it as NumPy arrays with one batch axis.
+        """Validate a user-supplied state, and return it as NumPy arrays with one batch axis.
 
         Args:
-            given: what `env.unwrapped.state` returned; or a mapping with either `level`, a level's number, or `text`, a
-                level as `noisy_envs.games.box_world_levels.read` takes it; one for all environments, or one for each.
-            batch: leading shape, () for one world or (B,).
+            given: a value of `env.unwrapped.state`; or a mapping with either `level`, a level's number, or `text`, a
+                level as `noisy_envs.games.box_world_levels.read` takes it, one for all environments or one for each.
+            batch: leading shape, () for one environment or (B,).
 
         Raises:
-            ValueError, TypeError: naming the field, its value and what is allowed.
+            ValueError, TypeError: naming the invalid field.
         """
         count = batch[0] if batch else 1
         if isinstance(given, State):
             return self._validate_fields(given, batch)
         check_fields("state", given, required=(), known=("level", "text"))
         if len(given) != 1:
-            raise ValueError(f"state: {', '.join(given) or 'nothing'} given, must be one of level, text")
+            raise ValueError(f"state: expected either level or text, got {', '.join(given) or 'nothing'}")
         if "level" in given:
             try:
                 numbers = as_numpy(given["level"])
             except ValueError:  # a ragged list
                 numbers = np.array(None)
-            allowed = "one integer" if batch == () else f"an integer, or {count} of them,"
             if numbers.dtype.kind not in "iu" or numbers.shape not in ((), batch):
-                raise TypeError(f"level={given['level']!r}: must be {allowed} from 0 to {MAX_SEED}")
+                allowed = "an integer" if batch == () else f"an integer or {count} integers"
+                raise unexpected("level", given["level"], allowed, TypeError)
             if (numbers < 0).any() or (numbers > MAX_SEED).any():
-                raise ValueError(f"level={given['level']!r}: must be from 0 to {MAX_SEED}")
-            return self._deal(np.broadcast_to(numbers, count).astype(np.int64), like=np.empty(0))
+                raise unexpected("level", given["level"], f"0 to {MAX_SEED}")
+            return self._state_of_levels(np.broadcast_to(numbers, count).astype(np.int64), like=np.empty(0))
         texts = [given["text"]] * count if isinstance(given["text"], str) else given["text"]
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"text={texts!r}: must be a text, or a list of {count}")
+            raise unexpected("text", texts, f"a string or a list of {count} strings", TypeError)
         if len(texts) != count:
-            raise ValueError(f"text: {len(texts)} levels given, must be one or {count}")
-        rows = [self._pack(self._check(box_world_levels.read(text, self.width))) for text in texts]
+            raise ValueError(f"text: expected 1 or {count} levels, got {len(texts)}")
+        rows = [self._pack(self._validate_level(box_world_levels.read(text, self.width))) for text in texts]
         return self._unpack(np.array(rows), np.full(count, -1))
 
     def _validate_fields(self, given: State, batch: tuple[int, ...]) -> State:
-        """Check a state's shapes, and that its levels are such as this game has."""
+        """Validate the fields of a state, and its levels."""
         shapes = ((self.num_objects, 2), (self.num_boxes,), (), (), ())
         fields = []
         for name, value, shape in zip(State._fields, given, shapes, strict=True):
             array = as_numpy(value)
             if array.dtype.kind not in "iu" or array.shape != (*batch, *shape):
-                raise ValueError(f"state: {name} {array.dtype} {array.shape} must be integers {(*batch, *shape)}")
+                expected = f"integers {(*batch, *shape)}"
+                raise ValueError(f"state: {name}: expected {expected}, got {array.dtype} {array.shape}")
             if (array > MAX_SEED).any():
-                raise ValueError(f"state: {name}={array.max()}: must be at most {MAX_SEED}")
+                raise ValueError(f"state: {name}={array.max()}: expected at most {MAX_SEED}")
             fields.append(array.reshape(-1, *shape).astype(np.int64))
         state = State(*fields)
         if not ((state.outcome >= MOVED) & (state.outcome <= DEAD_END)).all():
-            raise ValueError(f"state: outcome={state.outcome.tolist()}: must be from {MOVED} to {DEAD_END}")
+            raise unexpected("state: outcome", state.outcome.tolist(), f"{MOVED} to {DEAD_END}")
         if ((state.outcome == SOLVED) & (state.objects[:, 1, 1] != GEM)).any():
-            raise ValueError(f"state: outcome={state.outcome.tolist()}: must be {SOLVED} only where the gem is held")
+            raise unexpected("state: outcome", state.outcome.tolist(), f"{SOLVED} only where the gem is held")
         if not (state.level >= -1).all():
-            raise ValueError(f"state: level={state.level.tolist()}: must be at least 0, or -1 for a drawn one")
-        rows = np.array([self._pack(self._check(world)) for world in self.levels(state)])
+            raise unexpected("state: level", state.level.tolist(), "at least 0, or -1 for a level given as text")
+        rows = np.array([self._pack(self._validate_level(level)) for level in self.levels(state)])
         same = self._unpack(rows, state.level)
         if not np.array_equal(state.objects, same.objects):
-            raise ValueError(f"state: objects must be {same.objects.tolist()} for these worlds")
-        # an outcome stays what it was at the start: where keys are alike, the boxes that are left may tell another
-        leads = OPENED_BOX, DEAD_END
-        other = np.isin(state.box_outcomes, leads) & np.isin(same.box_outcomes, leads)
-        if not (other | (state.box_outcomes == same.box_outcomes)).all():
-            raise ValueError(f"state: box_outcomes must be {same.box_outcomes.tolist()} for these worlds")
+            raise ValueError(f"state: objects: expected {same.objects.tolist()} for these levels")
+        # outcomes are those of the complete level: with equal keys the remaining boxes may imply others
+        keys = OPENED_BOX, DEAD_END
+        undecided = np.isin(state.box_outcomes, keys) & np.isin(same.box_outcomes, keys)
+        if not (undecided | (state.box_outcomes == same.box_outcomes)).all():
+            raise ValueError(f"state: box_outcomes: expected {same.box_outcomes.tolist()} for these levels")
         return state
 
-    def _check(self, level: Level) -> Level:
-        """Return a level, or raise ValueError unless this game can hold it."""
+    def _validate_level(self, level: Level) -> Level:
+        """Return a level, or raise ValueError unless it fits the options."""
         if not lowest(self.size) <= level.size <= highest(self.size):
-            raise ValueError(f"level: size {level.size} must be size={self.size}")
+            raise ValueError(f"level: expected size={self.size}, got {level.size}")
         if len(level.boxes) > self.num_boxes:
             chains = ("goal_length", "num_distractors", "distractor_length")
-            asked = ", ".join(f"{option}={getattr(self, option)}" for option in chains)
-            raise ValueError(f"level: {len(level.boxes)} boxes, must be at most {self.num_boxes}, as {asked} have")
+            options = ", ".join(f"{option}={getattr(self, option)}" for option in chains)
+            raise ValueError(f"level: expected at most {self.num_boxes} boxes ({options}), got {len(level.boxes)}")
         box_world_levels.check(level, self.width)
         return level
 
     def tables(self, like: Array) -> dict[str, Array]:
-        """Return the constants by their names in the library and on the device of an array; they are made once."""
-        made = self._made.get(like.device)
-        if made is None:
+        """Return constant arrays by name in the library and on the device of `like`, cached."""
+        tables = self._cache.get(like.device)
+        if tables is None:
             xp = namespace(like)
             with outside_inference_mode(like):
-                made = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
-            self._made[like.device] = made
-        return made
+                tables = {name: xp.asarray(table, device=like.device) for name, table in self._tables.items()}
+            self._cache[like.device] = tables
+        return tables
 
     @cached_property
-    def _made(self) -> dict[Any, dict[str, Array]]:
+    def _cache(self) -> dict[Any, dict[str, Array]]:
         return {}
 
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
-        """Constants by their names."""
+        """Constant arrays by name."""
         width, cells = self.width, self.width * self.width
         row, column = np.divmod(np.arange(cells), width)
         size = np.arange(width - 1)[:, None]
@@ -561,12 +572,12 @@ class BoxWorld(SingleAgentGame):
         }
         if self.observation == "pixels":
             tables |= pixel_tables(lowest(self.size), highest(self.size))
-            del tables["order"]  # for drawing
+            del tables["order"]  # needed for rendering only
         return tables
 
 
 def draw_tokens(table: Mapping[str, Array], size: Array, cell: Array, colour: Array) -> Array:
-    """Return tokens (B, N, 5) of cells and colours (B, N), the agent's first, in fields of sizes (B,)."""
+    """Return tokens (B, N, 5) from cells and colours (B, N), the agent's first, and sizes of the grid (B,)."""
     tokens, point = gather_rows(table["look"], colour), gather_rows(table["point"], cell)
     origin = table["origin"][size] - point[:, 0]
     tokens[..., 3:] = gather_rows(table["relative"], point + origin[:, None])
@@ -575,18 +586,18 @@ def draw_tokens(table: Mapping[str, Array], size: Array, cell: Array, colour: Ar
 
 @lru_cache(maxsize=8)
 def token_tables(width: int) -> Mapping[str, np.ndarray]:
-    """Return what `draw_tokens` looks up; cores share it.
+    """Return the tables of `draw_tokens`, shared by all games.
 
-    By colour `look`, a token without its place; by cell `point`, where differences tell how cells lie; by size
-    `origin`. A token says `relative[origin[size] + point[cell] - point[agent]]`, row and column, and −1 of nowhere.
+    `look[colour]` is a token without its position, which is `relative[origin[size] + point[cell] - point[agent]]`, row
+    and column, or −1 for absent objects: differences of `point` are unique for each offset between cells.
     """
     look = np.concatenate([PALETTE / 255, np.zeros((len(PALETTE), 2))], axis=1, dtype=np.float32)
     look[ABSENT] = -1
-    wide = 2 * width  # rows twice as long: no difference of columns reaches the next
+    wide = 2 * width  # rows twice as long, so that offsets of columns do not reach the next row
     row, column = np.divmod(np.arange(width * width), width)
     point = row * wide + column
     farthest = point[-1]
-    point[-1] = 3 * farthest + 1  # nowhere
+    point[-1] = 3 * farthest + 1  # absent
     place = np.arange(-farthest, 4 * farthest + 2)  # differences
     rows = np.floor_divide(place + width, wide)
     relative = np.stack([rows, place - rows * wide], axis=1) / np.arange(1, width, dtype=np.float32)[:, None, None]
@@ -597,18 +608,18 @@ def token_tables(width: int) -> Mapping[str, np.ndarray]:
 
 @lru_cache(maxsize=8)
 def pixel_tables(smallest: int, largest: int) -> Mapping[str, np.ndarray]:
-    """Return what "pixels" look up; cores share it.
+    """Return the tables for observations of pixels, shared by all games.
 
-    `place[first[size] + agent]` numbers the P places of the agent in fields of all sizes. Of each, `order` (P, N) are
-    the cells that the rows show, `bare` (P, N, 5) the tokens of an empty field, and `row` (P, w²) the rows that show
-    the cells. What is nowhere is painted, by `paint`, as the agent over the agent.
+    `place[first[size] + agent]` numbers the P positions of the agent in grids of all sizes. For each position `order`
+    (P, N) holds the cells of the tokens, `bare` (P, N, 5) the tokens of an empty grid, and `row` (P, w²) the index of
+    each cell's token. `paint` gives absent objects the agent's colour, as `row` maps their cell to the agent's token.
     """
     width = largest + 2
     cells, nowhere = width * width, width * width - 1
     first, place = np.zeros(largest + 1, np.int64), np.zeros((largest + 1 - smallest) * cells, np.int64)
     sizes = np.repeat(np.arange(smallest, largest + 1), np.arange(smallest, largest + 1) ** 2)  # (P,)
     order = np.full((len(sizes), largest**2 + 1), nowhere, np.int16)
-    row = np.zeros((len(sizes), cells), np.int64)  # torch takes no smaller ones as indices, NumPy converts them first
+    row = np.zeros((len(sizes), cells), np.int64)  # torch needs int64 indices, and NumPy would convert smaller ones
     count = 0
     for size in range(smallest, largest + 1):
         line, column = np.divmod(np.arange(size * size), size)

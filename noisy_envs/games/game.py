@@ -1,4 +1,4 @@
-"""The games: rules only, over a batch of worlds, in NumPy or torch."""
+"""The protocol that every game follows: rules only, over a batch of environments, in NumPy or torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from noisy_envs.tokens import TokenSpec
 
 
 class Game(Protocol):
-    """What a shell asks of a game: frozen parameters and pure functions over `B` worlds.
+    """A game is a frozen dataclass of options with pure functions over `B` environments.
 
-    A state is a `NamedTuple` of arrays with leading axis B, and so is a step's chance, or a plain tuple. All arrays of
-    a call belong to one library and device, and floats keep the dtype of the state.
+    A state is a `NamedTuple` of arrays with leading axis B. All arrays of a call belong to one library and device, and
+    floats keep the dtype of the state.
 
     Attributes:
-        name: a word.
-        num_actions: how many there are.
+        name: identifier of the game.
+        num_actions: number of discrete actions, or of components of a continuous action.
         terminates: whether an episode can end before its time limit.
-        signal_moves: whether other tokens can carry the signal in the course of an episode.
-        render_modes: of "human", "rgb_array" (see `render_scene`) and "ansi" (see `text`).
-        reset_options: options of a reset that `validate_state` takes, beside a state.
-        policies: names that `policy` knows.
+        signal_moves: whether the signal mask can change during an episode.
+        render_modes: among "human", "rgb_array" (both by `render_scene`) and "ansi" (by `render_text`).
+        reset_options: options of `reset`, besides `state`, that `validate_state` accepts.
+        policies: names of the built-in policies.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Game(Protocol):
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names of the agents, A of them; the first is the one that learns in a single-agent view."""
+        """Names of the A agents; single-agent interfaces control the first one."""
 
     @property
     def teams(self) -> dict[str, slice]:
-        """Sets of agents that may be driven together, by name; one is "all"."""
+        """Sets of agents that can be controlled together, by name; one is "all"."""
 
     @property
     def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
-        """What agents do that are not driven: consecutive sets of them, each with a policy's name or a function."""
+        """Policies of agents that are not controlled: consecutive sets of agents, each with a name or a function."""
 
     @property
     def max_steps(self) -> int:
@@ -50,72 +50,73 @@ class Game(Protocol):
 
     @property
     def continuous_actions(self) -> bool:
-        """Whether an action is `num_actions` numbers, which the shells clip to 0 … 1, or one of as many integers."""
+        """Whether an action is `num_actions` floats, which the interfaces clip to [0, 1], or an integer below it."""
 
     @property
     def token_spec(self) -> TokenSpec:
-        """What an observation means; AttributeError where it is no set of tokens."""
+        """Meaning of an observation; AttributeError if it is not a set of tokens."""
 
     @property
     def observation_bounds(self) -> tuple[Array, Array]:
-        """Lowest and highest values of an observation, of its shape and type."""
+        """Lowest and highest values of an observation, as NumPy arrays of its shape and dtype."""
 
     @property
     def num_reset_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that `initial` takes, for each stream."""
+        """Number of uniforms that `initial` needs from each stream."""
 
     @property
     def num_step_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that `sample_randomness` takes, for each stream."""
+        """Number of uniforms that `sample_randomness` needs from each stream."""
 
     def prepare(self, like: Array) -> None:
-        """Make ready to draw starting states on the device of an array without asking the host."""
+        """Cache what `initial` needs on the device of `like`, so that it does not wait for the host."""
 
     def initial(self, u: tuple[Array, ...]) -> Any:
-        """Draw starting states, none of them over: the shells refuse one that is when they reset."""
+        """Draw starting states from uniforms (B, count), one array for each stream; none may be terminal."""
 
     def validate_state(self, given: Any, batch: tuple[int, ...]) -> Any:
-        """Check a state that a user hands over."""
+        """Validate a user-supplied state with leading shape `batch`, and return it with one batch axis."""
 
     def sample_randomness(self, u: tuple[Array, ...]) -> Any:
-        """Turn uniforms into what chance decides in a step, and for `scripted_policies` two fields (B, A, ...).
+        """Turn uniforms (B, count) into the random variables of one step, arrays (B, ...).
 
-        They are `policy`, uniforms, and `random`, uniformly random actions.
+        If there are scripted policies, two of them are `policy`, uniforms of the shape of the joint action, and
+        `random`, uniformly random actions.
         """
 
     def transition(self, state: Any, action: Array, randomness: Any) -> Any:
-        """Play one step of the joint action (B, A, ...)."""
+        """Return the states after one step of the joint action (B, A, ...)."""
 
     def observe(self, state: Any, agents: slice) -> Array:
-        """Return the tokens (B, n, N, D) of n agents, or whatever they see (B, n, ...)."""
+        """Return the tokens (B, n, N, D), or other observations (B, n, ...), of n agents."""
 
     def reward(self, state: Any, agents: slice) -> Array:
-        """Return the rewards (B, n) of n agents for the step that led here."""
+        """Return the rewards (B, n) of n agents for the step that led to `state`."""
 
     def terminated(self, state: Any) -> Array:
-        """Tell which worlds (B,) are over; asked of games that terminate, as is `success`."""
+        """Tell which states are terminal (B,); needed if the game terminates, as is `success`."""
+
+    def success(self, state: Any) -> Array:
+        """Tell in which states the goal is reached (B,)."""
 
     def render_scene(self, state: Any, halos: Array) -> Any:
-        """Show a world, `state` without the axis B, as a `noisy_envs.rendering.renderer.Scene` or `Board`.
+        """Describe one environment, a NumPy state without batch axis, as a `rendering.renderer.Scene` or `Board`.
 
-        Asked, in NumPy, of games of your own that have the render modes "human" and "rgb_array". `halos` are the
-        strengths (N,), 0 to 1, of glows around what the first agent's tokens show.
+        Needed for the render modes "human" and "rgb_array". `halos` (N,) are the strengths, 0 to 1, of glows around
+        what the tokens of the first agent show.
         """
 
     def render_text(self, state: Any) -> list[str]:
-        """Draw each world in characters; asked of games that have the render mode "ansi"."""
-
-    def success(self, state: Any) -> Array:
-        """Tell in which worlds (B,) the goal is reached."""
+        """Draw each environment in characters; needed for the render mode "ansi"."""
 
     def token_mask(self, tokens: Array) -> Array:
-        """Tell tokens (..., N, D) from padding, bool (..., N)."""
+        """Return the padding mask of tokens (..., N, D): bool (..., N), False for padding."""
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, D) carry signal, bool (..., N)."""
+        """Tell which tokens (..., N, D) are signal, bool (..., N)."""
 
     def world_tokens(self, state: Any) -> Array:
-        """Return all entities (B, N, D) as no agent sees them, for a centralised critic."""
+        """Return all entities (B, N, D) in absolute coordinates, for a centralised critic."""
 
     def policy(self, name: str, state: Any, u: Array, agents: slice) -> Array:
-        """Return the actions (B, n, ...) of n agents by a reference policy, from uniforms u of their shape."""
+        """Return actions (B, n, ...) of n agents by a built-in policy, from uniforms of the same shape."""

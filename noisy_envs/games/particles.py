@@ -1,7 +1,7 @@
-"""What the particle games share: bodies in a plane, actions that push them, and the tokens that show them.
+"""Base class of the particle games: bodies in a plane, actions that accelerate them, and tokens that describe them.
 
-`B` worlds, `A` agents, `M` movers of which the agents come first, `L` landmarks that never move, `N = M + L` entities
-and tokens.
+`B` environments, `A` agents, `M` movers, agents first, `L` landmarks, which never move, `N = M + L` entities and
+tokens, `K` entity types whose number may vary.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from noisy_envs.games import physics
 from noisy_envs.games.physics import DAMPING, DT
 from noisy_envs.randomness import STREAM
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.validation import check_array, check_fields, highest, lowest, plain
+from noisy_envs.validation import check_array, check_fields, highest, lowest, plain, unexpected
 
-SELF, ABSENT = 0, -1  # roles of every game
+SELF, ABSENT = 0, -1  # roles in every game
 EVERYONE = slice(None)
-MAX_ENTITIES = STREAM // 16  # of a type: one stream holds five numbers for each agent of two types
+MAX_ENTITIES = STREAM // 16  # of one type: a stream holds five numbers for each agent of two types
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
 
 
 class State(NamedTuple):
-    """A batch of worlds: rows x, y, vx, vy, role. An absent entity is a row 0, 0, 0, 0, ABSENT."""
+    """States of B environments: rows x, y, vx, vy, role. An absent entity is a row 0, 0, 0, 0, ABSENT."""
 
     mover: Array  # (B, M, 5), agents first
     landmark: Array  # (B, L, 5), velocities zero
@@ -40,19 +40,19 @@ class State(NamedTuple):
 
 
 class EntityType(NamedTuple):
-    """Entities of one kind."""
+    """A type of entity."""
 
-    option: str  # that says how many there are
+    option: str  # name of the option that sets their number
     role: int
     radius: float
-    solid: bool  # whether it pushes, and is pushed by, other solid kinds on contact
+    solid: bool  # collides with other solid entities
     agent: bool = False
-    accel: float = 0.0  # newton of a full push; the mass is 1
+    accel: float = 0.0  # newtons of a full action; the mass is 1
     max_speed: float = 0.0  # 0 for landmarks
 
 
 def spread(count: Array) -> Array:
-    """Half-width max(log4(count), 2) of the square in which so many entities start, a number or an array of floats."""
+    """Return max(log4(count), 2), the half-width of the square in which `count` entities start, a float or an array."""
     if isinstance(count, float):
         return max(math.log(count, 4), 2.0)
     xp = namespace(count)
@@ -60,183 +60,183 @@ def spread(count: Array) -> Array:
 
 
 class ParticleGame:
-    """Physics, actions and tokens of a game that names its kinds: agents, then other movers, then landmarks.
+    """Physics, actions and tokens; subclasses define `entity_types`: agents, then other movers, then landmarks.
 
-    Actions, with `continuous_actions`: `Box(0, 1, (5,), float32)`; slot 0 does nothing, slots 1 to 4 push left (−x),
-    right (+x), down (−y), up (+y). Opposite slots subtract, values outside 0 … 1 are clipped. Without: `Discrete(5)`,
-    the same five as all or nothing.
+    With `continuous_actions`, actions are `Box(0, 1, (5,), float32)`: slot 0 does nothing, slots 1 to 4 accelerate left
+    (−x), right (+x), down (−y) and up (+y). Opposite slots subtract; values are clipped to [0, 1]. Without it, they are
+    `Discrete(5)`: nothing, or full acceleration in one of the four directions.
     """
 
     num_actions: ClassVar[int] = 5
-    terminates: ClassVar[bool] = False  # so a shell need not look for an end that never comes
+    terminates: ClassVar[bool] = False
     signal_moves: ClassVar[bool] = False
     render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array")
     reset_options: ClassVar[tuple[str, ...]] = ()
     role_names: ClassVar[dict[str, int]]
     start_speed: ClassVar[float]  # largest component of a starting velocity
 
-    # each game's own: options of the dataclass, constants or properties
+    # defined by each game: options of the dataclass, constants or properties
     continuous_actions: Any  # bool
     max_steps: Any  # int
     observation_scale: Any  # float
     entity_types: Any  # tuple[EntityType, ...]
     num_agents: Any  # int
-    start_reach: Any  # float, largest coordinate of an entity at the start
+    start_reach: Any  # float, largest starting coordinate
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the options alone; what follows from them is made anew."""
+        """Copy and pickle the options only; cached values are recomputed."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def prepare(self, like: Array) -> None:
-        """Make ready to draw starting states: there is nothing to do."""
+        """Cache nothing."""
 
-    def _settle(self) -> None:
-        """Turn options into plain values: a NumPy scalar would turn float32 worlds into float64."""
+    def _convert_options(self) -> None:
+        """Convert options to plain Python values: NumPy scalars would turn float32 states into float64."""
         for name, value in vars(self).copy().items():
             object.__setattr__(self, name, plain(value))
 
     @cached_property
-    def places(self) -> tuple[int, ...]:
-        """Places for the entities of each kind."""
+    def max_counts(self) -> tuple[int, ...]:
+        """Largest number of entities of each type."""
         return tuple(highest(getattr(self, kind.option)) for kind in self.entity_types)
 
     @cached_property
     def num_movers(self) -> int:
-        """Places for all that moves, M."""
-        return sum(places for kind, places in zip(self.entity_types, self.places, strict=True) if kind.max_speed)
+        """Largest number of movers, M."""
+        return sum(count for kind, count in zip(self.entity_types, self.max_counts, strict=True) if kind.max_speed)
 
     @cached_property
     def num_entities(self) -> int:
-        """Places for all entities, N."""
-        return sum(self.places)
+        """Largest number of entities, N."""
+        return sum(self.max_counts)
 
     @cached_property
-    def counted(self) -> tuple[EntityType, ...]:
-        """Kinds whose number may be a range."""
+    def counted_types(self) -> tuple[EntityType, ...]:
+        """The K types whose number may be a range."""
         return tuple(kind for kind in self.entity_types if not kind.agent)
 
     @cached_property
     def padded(self) -> bool:
-        """Whether a place can be empty."""
-        counts = [getattr(self, kind.option) for kind in self.counted]
+        """Whether entities can be absent."""
+        counts = [getattr(self, kind.option) for kind in self.counted_types]
         return any(lowest(count) < highest(count) for count in counts)
 
     @cached_property
     def token_spec(self) -> TokenSpec:
-        """What an observation means."""
+        """Meaning of an observation."""
         return TokenSpec(self.num_entities, ("x", "y", "vx", "vy", "role"), self.role_names, padded=self.padded)
 
     @cached_property
-    def fastest(self) -> float:
-        """Largest component of a velocity; a clipped speed is rounded."""
+    def max_velocity(self) -> float:
+        """Largest component of a velocity; the factor allows for the rounding of clipped speeds."""
         return max(self.start_speed, *(kind.max_speed for kind in self.entity_types)) * (1 + 1e-6)
 
     @cached_property
     def travel(self) -> float:
-        """Longest way of a mover along an axis in one episode."""
+        """Longest distance of a mover along an axis in one episode."""
         return DT * (max(kind.max_speed for kind in self.entity_types) * self.max_steps + self.start_speed)
 
     @cached_property
     def observation_bounds(self) -> tuple[Array, Array]:
-        """Lowest and highest values (N, 5) of an observation, finite, from any valid state on."""
+        """Lowest and highest values (N, 5) of an observation, finite, in episodes from any valid state."""
         place = 2 * (self.start_reach + 2 * self.travel) / self.observation_scale
-        speed = 2 * self.fastest / self.observation_scale
+        speed = 2 * self.max_velocity / self.observation_scale
         low = [-place, -place, -speed, -speed, ABSENT]
         high = [place, place, speed, speed, max(self.role_names.values())]
         return np.array([low] * self.num_entities, np.float32), np.array([high] * self.num_entities, np.float32)
 
     def present(self, u: Array) -> Array:
-        """Draw how many entities (B, K) there are of each kind in `counted` from uniforms (B, K)."""
+        """Draw the numbers of entities (B, K) of `counted_types` from uniforms (B, K)."""
         xp = namespace(u)
         counts = []
-        for i, kind in enumerate(self.counted):
+        for i, kind in enumerate(self.counted_types):
             count = getattr(self, kind.option)
             counts.append(lowest(count) + xp.floor(u[:, i : i + 1] * (highest(count) - lowest(count) + 1)))
         return xp.concat(counts, axis=1)
 
     def assemble(self, mover: Array, landmark: Array, present: Array) -> State:
-        """Make states of bodies x, y, vx, vy, absent ones (anything) included.
+        """Return states from rows x, y, vx, vy; rows of absent entities may hold any value.
 
         Args:
             mover: (B, M, 4).
             landmark: (B, L, 4).
-            present: (B, K) entities present of each kind in `counted`.
+            present: (B, K) numbers of entities of `counted_types`.
         """
         xp = namespace(mover)
         roles = []
-        for kind, places in zip(self.entity_types, self.places, strict=True):
-            place = xp.arange(places, dtype=mover.dtype, device=mover.device) + xp.zeros_like(mover[:, :1, 0])
-            taken = xp.ones_like(place)
+        for kind, count in zip(self.entity_types, self.max_counts, strict=True):
+            index = xp.arange(count, dtype=mover.dtype, device=mover.device) + xp.zeros_like(mover[:, :1, 0])
+            exists = xp.ones_like(index)
             if not kind.agent:
-                taken = xp.astype(place < present[:, self.counted.index(kind), None], mover.dtype)
-            roles.append(ABSENT + taken * (kind.role - ABSENT))
+                exists = xp.astype(index < present[:, self.counted_types.index(kind), None], mover.dtype)
+            roles.append(ABSENT + exists * (kind.role - ABSENT))
         role = xp.concat(roles, axis=1)[..., None]
-        here = xp.astype(role != ABSENT, mover.dtype)
+        exists = xp.astype(role != ABSENT, mover.dtype)
         rows = [
-            xp.concat([body * here[:, part], role[:, part]], axis=-1)
+            xp.concat([body * exists[:, part], role[:, part]], axis=-1)
             for body, part in ((mover, slice(0, self.num_movers)), (landmark, slice(self.num_movers, None)))
         ]
         return State(*rows)
 
     def arrange(self, position: Array, velocity: Array, *counts: Any) -> State:
-        """Make states of entities in the order of the kinds, absent ones (anything) included.
+        """Return states of entities in the order of `entity_types`; absent entities may have any value.
 
         Args:
-            position: (B, N, 2) in units of the world.
-            velocity: (B, N, 2); that of landmarks is ignored.
-            counts: for each kind in `counted` the entities present, a number or (B, 1); without, all are.
+            position: (B, N, 2).
+            velocity: (B, N, 2); ignored for landmarks.
+            counts: for each of `counted_types` the number of entities, an int or (B, 1); by default the largest.
         """
         xp = namespace(position)
-        given = counts or [highest(getattr(self, kind.option)) for kind in self.counted]
+        given = counts or [highest(getattr(self, kind.option)) for kind in self.counted_types]
         present = xp.concat([xp.zeros_like(position[:, 0, :1]) + count for count in given], axis=1)
         mover, fixed = position[:, : self.num_movers], position[:, self.num_movers :]
         mover = xp.concat([mover, velocity[:, : self.num_movers]], axis=-1)
         return self.assemble(mover, xp.concat([fixed, xp.zeros_like(fixed)], axis=-1), present)
 
     def validate_state(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
-        """Check a state that a user hands over, and return it as float32 NumPy arrays with one batch axis.
+        """Validate a user-supplied state, and return it as float32 NumPy arrays with one batch axis.
 
         Args:
-            given: what `env.unwrapped.state` returned; or a mapping with `position` (..., N, 2), entities in the
-                order agents, other movers, landmarks, and if wished `velocity` (..., N, 2) and the numbers present
-                (...) of the kinds that the options count, for example `num_noise`.
-            batch: leading shape, () for one world or (B,).
+            given: a value of `env.unwrapped.state`, or a mapping with `position` (..., N, 2), in the order agents,
+                other movers, landmarks, and optionally `velocity` (..., N, 2) and numbers of entities (...), for
+                example `num_noise`.
+            batch: leading shape, () for one environment or (B,).
 
         Raises:
-            ValueError, TypeError: naming the field, its value and what is allowed.
+            ValueError, TypeError: naming the invalid field.
         """
         if isinstance(given, State):
             rows = np.concatenate([as_numpy(field) for field in given], axis=-2)
             role = rows[..., 4]
-            numbers = {kind.option: (role == kind.role).sum(-1) for kind in self.counted}
+            numbers = {kind.option: (role == kind.role).sum(-1) for kind in self.counted_types}
             state = self.validate_state({"position": rows[..., :2], "velocity": rows[..., 2:4], **numbers}, batch)
             if not np.array_equal(state.role.reshape(role.shape), role):
                 order = ", ".join(f"{kind.option} of role {kind.role}" for kind in self.entity_types)
-                raise ValueError(f"state: role={role.tolist()}: must be {order}, the absent ({ABSENT}) last in each")
+                raise unexpected("state: role", role.tolist(), f"{order}, absent ones ({ABSENT}) last in each")
             return state
-        options = tuple(kind.option for kind in self.counted)
+        options = tuple(kind.option for kind in self.counted_types)
         check_fields("state", given, required=("position",), known=("position", "velocity", *options))
         shape = (*batch, self.num_entities, 2)
         position = check_array("position", given["position"], shape, limit=self.start_reach + self.travel)
-        velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=self.fastest)
+        velocity = check_array("velocity", given.get("velocity", np.zeros(shape)), shape, limit=self.max_velocity)
         counts = [self._validate_count(option, given, batch) for option in options]
         position, velocity = (x.reshape(-1, self.num_entities, 2) for x in (position, velocity))
         return self.arrange(position, velocity, *counts)
 
     def _validate_count(self, option: str, given: Mapping[str, Any], batch: tuple[int, ...]) -> Array:
-        """Check how many entities of a kind a user's state has: (B, 1)."""
+        """Validate a number of entities in a user-supplied state, and return it as (B, 1)."""
         allowed = getattr(self, option)
         count = as_numpy(given.get(option, highest(allowed)))
         if count.dtype.kind not in "iu":
-            raise TypeError(f"state: {option}={count}: must be of integers")
+            raise TypeError(f"state: {option}={count}: expected integers")
         if count.shape not in ((), batch):
-            raise ValueError(f"state: {option}={count}: shape {count.shape} must be () or {batch}")
+            raise ValueError(f"state: {option}: expected shape () or {batch}, got {count.shape}")
         if (count < lowest(allowed)).any() or (count > highest(allowed)).any():
-            raise ValueError(f"state: {option}={count}: must be within {lowest(allowed)} … {highest(allowed)}")
+            raise ValueError(f"state: {option}={count}: expected {lowest(allowed)} to {highest(allowed)}")
         return np.broadcast_to(count, batch).reshape(-1, 1).astype(np.float32)
 
     def control(self, action: Array, like: Array) -> Array:
-        """Turn the joint action (B, A, 5), or (B, A) when discrete, into newtons (B, A, 2) of the type of `like`."""
+        """Turn the joint action (B, A, 5), or (B, A) if discrete, into forces (B, A, 2) of the dtype of `like`."""
         accel = self.table("accel", like)
         if not self.continuous_actions:
             return self.table("moves", like)[action] * accel
@@ -244,13 +244,13 @@ class ParticleGame:
         return (slots[..., 2::2] - slots[..., 1::2]) * accel
 
     def push(self, state: State, force: Array) -> State:
-        """Move by the forces (B, M, 2) that the movers apply, in newton, and by contacts."""
+        """Move the bodies by the forces (B, M, 2) that movers apply, in newtons, and by contact forces."""
         if self._collides:
-            force = self._feel(state, force)
+            force = self._add_contacts(state, force)
         return State(physics.integrate(state.mover, force, self.table("max_speed", state.mover)), state.landmark)
 
-    def _feel(self, state: State, force: Array) -> Array:
-        """Add to the forces (B, M, 2) those of contacts between solid movers, and with solid landmarks."""
+    def _add_contacts(self, state: State, force: Array) -> Array:
+        """Add contact forces of solid movers with each other and with solid landmarks to `force` (B, M, 2)."""
         xp = namespace(state.mover)
         first, end = self._solid_movers
         bodies = others = state.mover[:, first:end]
@@ -259,22 +259,23 @@ class ParticleGame:
         present = None
         if self.padded:
             present = (bodies[..., 4] != ABSENT)[:, :, None] & (others[..., 4] != ABSENT)[:, None]
-        places = bodies[..., :2], others[..., :2]
-        felt = physics.add_contacts(*places, force[:, first:end], self._reach(bodies), present)
+        positions = bodies[..., :2], others[..., :2]
+        total = physics.add_contacts(*positions, force[:, first:end], self._contact_range(bodies), present)
         if end - first == self.num_movers:
-            return felt
-        return xp.concat([force[:, :first], felt, force[:, end:]], axis=1)
+            return total
+        return xp.concat([force[:, :first], total, force[:, end:]], axis=1)
 
     def observe(self, state: State, agents: slice = EVERYONE) -> Array:
-        """Return the tokens (B, n, N, 5) that `agents` see: the own, landmarks, the other movers."""
+        """Return the tokens (B, n, N, 5) of `agents`: the own token, landmarks, other movers."""
         xp = namespace(state.mover)
         chosen = range(self.num_agents)[agents]
-        own = state.mover[:, chosen.start : chosen.stop] * self.table("frame", state.mover)  # roles are not relative
+        # positions and velocities are relative, roles are not
+        own = state.mover[:, chosen.start : chosen.stop] * self.table("frame", state.mover)
         rows = []
         for i, agent in enumerate(chosen):
             rows += [own[:, i : i + 1], state.landmark, state.mover[:, :agent], state.mover[:, agent + 1 :]]
         tokens = xp.concat(rows, axis=1).reshape(-1, len(chosen), self.num_entities, 5)
-        tokens -= own[:, :, None]  # in place: large arrays cost by the pass
+        tokens -= own[:, :, None]  # in place: for large arrays every pass over memory counts
         if self.observation_scale != 1:
             tokens *= self.table("scale", tokens)
         if self.padded:
@@ -282,97 +283,97 @@ class ParticleGame:
         return tokens
 
     def token_mask(self, tokens: Array) -> Array:
-        """Tell tokens (..., N, 5) from padding, bool (..., N)."""
+        """Return the padding mask of tokens (..., N, 5): bool (..., N), False for padding."""
         return self.token_spec.mask(tokens)
 
     def world_tokens(self, state: State) -> Array:
-        """Return all entities (B, N, 5) in the frame of the world, in the units of an observation, for a critic."""
+        """Return all entities (B, N, 5) in absolute coordinates, scaled as observations, for a centralised critic."""
         xp = namespace(state.mover)
         return xp.concat([state.mover, state.landmark], axis=1) * self.table("scale", state.mover)
 
     def random_actions(self, u: Array) -> Array:
-        """Turn uniforms (B, n, 5) into uniform actions, or (B, n) when discrete."""
+        """Turn uniforms (B, n, 5), or (B, n) if discrete, into uniformly random actions."""
         xp = namespace(u)
         return u if self.continuous_actions else xp.astype(xp.floor(u * self.num_actions), xp.int64)
 
     def aim(self, state: State, agents: range, goal: Array) -> Array:
-        """Return the actions that bring `agents` nearest to a goal (B, n or 1, 2), a place for two steps ahead.
+        """Return the actions that bring `agents` closest to a goal (B, n or 1, 2) in two steps.
 
-        An action changes the velocity after this step, and so the position after the next. Contacts are not foreseen.
+        An action changes the velocity after this step, hence the position after the next one. Contacts are ignored.
         """
         xp = namespace(state.mover)
         me = state.mover[:, agents.start : agents.stop]
-        kept = (1.0 - DAMPING) * me[..., 2:4]
+        damped = (1.0 - DAMPING) * me[..., 2:4]
         accel = self.table("accel", me)[agents.start : agents.stop]
         miss = goal - (me[..., :2] + DT * me[..., 2:4])  # (B, n, 2), after this step
         if self.continuous_actions:
-            push = ((miss / DT - kept) / (DT * accel)).clip(-1.0, 1.0)
+            push = ((miss / DT - damped) / (DT * accel)).clip(-1.0, 1.0)
             none = xp.zeros_like(push[..., 0])
             slots = [none] + [xp.maximum(sign * push[..., axis], none) for axis in (0, 1) for sign in (-1, 1)]
             return xp.stack(slots, axis=-1)
         push = self.table("moves", me) * accel[:, None]  # (n, 5, 2)
-        left = (miss - DT * kept)[:, :, None] - DT * DT * push
+        left = (miss - DT * damped)[:, :, None] - DT * DT * push
         return xp.argmin(physics.length(left)[..., 0], axis=-1)
 
     def table(self, name: str, like: Array) -> Array:
-        """Return a constant of `_tables` in the library, type and device of an array; each is made once."""
+        """Return a constant of `_tables` with the library, dtype and device of an array, cached."""
         key = name, like.dtype, like.device
-        made = self._made.get(key)
-        if made is None:
+        cached = self._cache.get(key)
+        if cached is None:
             with outside_inference_mode(like):
-                made = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
-            self._made[key] = made
-        return made
+                cached = namespace(like).asarray(self._tables[name], dtype=like.dtype, device=like.device)
+            self._cache[key] = cached
+        return cached
 
-    def _reach(self, like: Array) -> physics.Reach:
-        """Return how far solid bodies are felt, of the library, type and device of an array; each is made once."""
-        key = "reaches", like.dtype, like.device
-        made = self._made.get(key)
-        if made is None:
+    def _contact_range(self, like: Array) -> physics.ContactRange:
+        """Return the range of contacts with the library, dtype and device of an array, cached."""
+        key = "range", like.dtype, like.device
+        cached = self._cache.get(key)
+        if cached is None:
             with outside_inference_mode(like):
-                made = self._made[key] = physics.reaches(self.table("reach", like))
-        return made
+                cached = self._cache[key] = physics.contact_range(self.table("radii", like))
+        return cached
 
     @cached_property
-    def _made(self) -> dict[Any, Any]:
+    def _cache(self) -> dict[Any, Any]:
         return {}
 
     @cached_property
     def _solid_movers(self) -> tuple[int, int]:
-        """First and end of the movers that feel contacts."""
+        """Start and stop of the solid movers."""
         return self._solid(slice(0, self.num_movers))
 
     @cached_property
     def _solid_landmarks(self) -> tuple[int, int]:
-        """First and end of the landmarks that push."""
+        """Start and stop of the solid landmarks, counted from the first landmark."""
         return self._solid(slice(self.num_movers, None))
 
     @cached_property
     def _collides(self) -> bool:
-        """Whether a mover can meet another body."""
+        """Whether a solid mover has another body to collide with."""
         movers, landmarks = (end - first for first, end in (self._solid_movers, self._solid_landmarks))
         return movers > 0 and movers + landmarks > 1
 
     def _solid(self, part: slice) -> tuple[int, int]:
-        """Return first and end of the solid ones among the entities `part`, counted from its beginning."""
-        solid = np.flatnonzero(np.repeat([kind.solid for kind in self.entity_types], self.places)[part])
+        """Return start and stop of the solid entities in `part`, counted from the start of `part`."""
+        solid = np.flatnonzero(np.repeat([kind.solid for kind in self.entity_types], self.max_counts)[part])
         return (int(solid[0]), int(solid[-1]) + 1) if solid.size else (0, 0)
 
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
-        """Constants by their names."""
+        """Constant arrays by name."""
         accel, max_speed, radius = (
-            np.repeat([getattr(kind, field) for kind in self.entity_types], self.places)[:, None]
+            np.repeat([getattr(kind, field) for kind in self.entity_types], self.max_counts)[:, None]
             for field in ("accel", "max_speed", "radius")
         )
         movers, landmarks = radius[slice(*self._solid_movers)], radius[self.num_movers :][slice(*self._solid_landmarks)]
-        reach = movers + np.concatenate([movers, landmarks]).T
-        np.fill_diagonal(reach, -1.0)  # a body does not meet itself
+        radii = movers + np.concatenate([movers, landmarks]).T  # sums of pairs
+        np.fill_diagonal(radii, -1.0)  # a body does not collide with itself
         factor = 1.0 / self.observation_scale
         return {
             "accel": accel[: self.num_agents],
             "max_speed": max_speed[: self.num_movers],
-            "reach": reach,
+            "radii": radii,
             "moves": np.array(MOVES),
             "frame": np.array([1, 1, 1, 1, 0]),
             "scale": np.array([factor, factor, factor, factor, 1]),

@@ -1,6 +1,6 @@
-"""Simple centroid (paper, section 4.3.1): stay at the centroid of moving signal among fixed noise.
+"""Simple centroid (paper, section 4.3.1): stay at the centroid of moving signal entities among fixed noise entities.
 
-`B` worlds, `A` learning agents, `S` signal entities, `L` noise entities, `M = A + S` movers, `N = M + L` tokens.
+`B` environments, `A` agents, `S` signal entities, `L` noise entities, `M = A + S` movers, `N = M + L` tokens.
 """
 
 from __future__ import annotations
@@ -32,75 +32,75 @@ NOISE_RADIUS = 0.05
 
 
 class StepRandomness(NamedTuple):
-    """What chance decides in a step."""
+    """Random variables of one step."""
 
-    wander: Array  # (B, S, 2) force of the signal, in newton
-    policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy; none if A = 1
-    random: Array  # of the same shape: the actions of those that follow "random"
+    wander: Array  # (B, S, 2) forces of the signal entities, in newtons
+    policy: Array  # (B, A, 5), or (B, A) if discrete: uniforms for scripted policies; empty if A = 1
+    random: Array  # of the same shape: uniformly random actions
 
 
 @dataclass(frozen=True)
 class SimpleCentroid(ParticleGame):
-    """One agent learns to stay at the centroid of signal entities that wander among fixed noise entities.
+    """The agent must stay at the centroid of signal entities, which wander among fixed noise entities.
 
     ## Description
-    Signal entities push themselves with a constant force in a direction drawn anew at each step. Noise entities
-    do not move, and neither reward nor (by default) dynamics depends on them. Where an episode starts does, as in the
-    paper, unless `spread` is given: then they are noise in the observation alone, see "Starting State". The world is
-    the Multi-Particle Environment's: steps of 0.1 s, damping 0.25, unit mass. The oracle pushes towards where the
-    centroid will be.
+    At each step every signal entity accelerates in a random direction. Noise entities do not move, and neither the
+    reward nor, by default, the dynamics depend on them. As in the paper, their number affects the starting state unless
+    `spread` is set, see "Starting State". The physics are those of the Multi-Particle Environment: steps of 0.1 s,
+    damping 0.25, mass 1. The oracle accelerates towards the next position of the centroid.
 
     ## Action Space
-    `continuous_actions=True`: `Box(0, 1, (5,), float32)`; slot 0 does nothing, slots 1 to 4 push left (−x), right
-    (+x), down (−y), up (+y). Opposite slots subtract, values outside 0 … 1 are clipped. A full slot accelerates
-    by 5 units/s². `continuous_actions=False`: `Discrete(5)`, the same five as all or nothing.
+    `continuous_actions=True`: `Box(0, 1, (5,), float32)`. Slot 0 does nothing; slots 1 to 4 accelerate left (−x), right
+    (+x), down (−y) and up (+y), by 5 units/s² at most. Opposite slots subtract; values are clipped to [0, 1].
+    `continuous_actions=False`: `Discrete(5)`, nothing or full acceleration in one of the four directions.
 
     ## Observation Space
-    `Box((N, 5), float32)`, a token for each entity: x, y, vx, vy relative to the observing agent, divided by
-    `observation_scale`, and its role. Rows: the agent itself (0, 0, 0, 0, self), noise, other agents, signal.
+    `Box((N, 5), float32)`, one token per entity: x, y, vx, vy relative to the observing agent, divided by
+    `observation_scale`, and the role. Order: the agent itself (0, 0, 0, 0, self), noise, other agents, signal.
 
-    | role | self | another learning agent | signal | noise | padding |
+    | role | self | another agent | signal | noise | padding |
     |---|---|---|---|---|---|
     | value | 0 | 1 | 2 | 3 | −1 |
 
-    Where `num_signal` or `num_noise` is a range, rows of absent entities are padding: 0, 0, 0, 0, −1. Signal, in
-    `info["signal_mask"]`, are the agent's own token and the signal entities.
+    If `num_signal` or `num_noise` is a range, tokens of absent entities are padding: 0, 0, 0, 0, −1.
+    `info["signal_mask"]` marks the agent's own token and the signal entities.
 
     ## Rewards
-    After each step −`reward_scale` · √d, where d is the distance from the agent to the centroid of the signal;
-    −`reward_scale` · d with `reward_shape="linear"`. Each agent has its own.
+    −`reward_scale` · √d at each step, where d is the distance from the agent to the centroid of the signal entities, or
+    −`reward_scale` · d with `reward_shape="linear"`. Each agent has its own reward.
 
     ## Starting State
-    Spread s = max(log₄(entities present), 2), or `spread`. Agents and signal: position U(−s, s), velocity
-    U(−2, 2), for each axis. Noise: U(−s, s), or U(−`noise_spread`, `noise_spread`), plus one offset for all, of
-    length U(0, `noise_offset`) in a random direction.
+    The spread s is `spread`, or max(log₄(number of entities), 2). Along each axis agents and signal have positions
+    U(−s, s) and velocities U(−2, 2). Noise has positions U(−s, s), or U(−`noise_spread`, `noise_spread`), plus one
+    common offset of length U(0, `noise_offset`) in a random direction.
 
-    With `spread=None` the number of noise entities also changes where agents and signal start: above 16 entities more
-    noise moves them apart, so that returns fall (the oracle's from −0.21 at 12 noise entities to −0.28 at 60), and
-    where `num_noise` is a range, a start tells something of the number. To change the noise alone give a `spread`:
-    2.0 is that of up to 16 entities, 2.5 that of 32.
+    With `spread=None` and more than 16 entities, the number of noise entities also affects where agents and signal
+    start: returns fall with it (the oracle's from −0.21 with 12 noise entities to −0.28 with 60), and if `num_noise` is
+    a range, starting positions reveal the number. To change only the noise set `spread`: its default is 2.0 up to 16
+    entities and 2.5 for 32.
 
     ## Episode End
-    Truncated after `max_steps`; never terminated.
+    Truncated after `max_steps`, never terminated.
 
     ## Arguments
-    * `num_agents`: learning agents. The PettingZoo view drives them all; elsewhere the first learns.
-    * `num_signal`, `num_noise`: a number, or a range (low, high) drawn anew each episode.
-    * `continuous_actions`: five numbers, or one of five integers.
-    * `max_steps`: steps of an episode; Gymnasium's `max_episode_steps` can only be fewer.
-    * `other_policy`: of agents that do not learn: "random", "still", "oracle", or a pure function
-      (tokens (B, N, 5), u) -> action, where u and action are (B, 5), or (B,) when actions are discrete; u is U[0, 1).
+    * `num_agents`: number of agents. PettingZoo controls all of them by default, Gymnasium the first.
+    * `num_signal`, `num_noise`: number of entities, or a range (low, high) from which each episode draws.
+    * `continuous_actions`: five floats, or one of five integers.
+    * `max_steps`: time limit; Gymnasium's `max_episode_steps` can only shorten it.
+    * `other_policy`: policy of agents that are not controlled: "random", "still", "oracle", or a pure function
+      (tokens (B, N, 5), u) -> actions, where u and actions are (B, 5), or (B,) if discrete, and u is U[0, 1).
     * `reward_shape`: "sqrt" as in the paper, or "linear".
     * `reward_scale`: factor of the reward.
-    * `observation_scale`: divides positions and velocities.
-    * `spread`: half-width of the start of agents and signal; None is max(log₄(entities present), 2), noise counted.
-    * `noise_spread`: the same of noise; None is that of the others.
-    * `noise_offset`: longest common offset of the noise.
-    * `collidable_agents`, `collidable_signal`, `collidable_noise`: which kinds push each other away on contact.
+    * `observation_scale`: divisor of positions and velocities.
+    * `spread`: largest starting coordinate of agents and signal; None for max(log₄(number of entities), 2), noise
+      included.
+    * `noise_spread`: largest starting coordinate of noise before the offset; None for the spread of the others.
+    * `noise_offset`: maximum length of the common offset of the noise.
+    * `collidable_agents`, `collidable_signal`, `collidable_noise`: which types of entity collide with each other.
 
     ## Differences
-    From the paper's code: the token order (theirs has the noise first for all, ours the own token, then noise),
-    and equal bodies at one point feel no force instead of NaN.
+    From the paper's code: an agent's own token comes first, before the noise, not after it; and bodies at one point
+    exert no force instead of NaN.
 
     ## Version History
     * v0: first version.
@@ -128,12 +128,12 @@ class SimpleCentroid(ParticleGame):
     start_speed: ClassVar[float] = 2.0  # each component of a starting velocity is U(-2, 2)
 
     def __post_init__(self) -> None:
-        """Refuse what the game cannot play.
+        """Validate the options.
 
         Raises:
-            ValueError, TypeError: naming the option, its value and what is allowed.
+            ValueError, TypeError: naming the option, its value and what is expected.
         """
-        self._settle()
+        self._convert_options()
         check_count("num_agents", self.num_agents, minimum=1, may_be_range=False, maximum=MAX_ENTITIES)
         check_count("num_signal", self.num_signal, minimum=1, maximum=MAX_ENTITIES)
         check_count("num_noise", self.num_noise, minimum=0, maximum=MAX_ENTITIES)
@@ -165,37 +165,37 @@ class SimpleCentroid(ParticleGame):
 
     @cached_property
     def teams(self) -> dict[str, slice]:
-        """Sets of agents that may learn together."""
+        """Sets of agents that can be controlled together."""
         return {"all": slice(0, self.num_agents)}
 
     @cached_property
     def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
-        """Policies of agents that nobody drives."""
+        """Policies of agents that are not controlled."""
         return ((slice(0, self.num_agents), self.other_policy),)
 
     @cached_property
     def num_reset_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that `initial` takes for each stream: both counts, agents, signal, noise offset, noise."""
+        """Uniforms of a reset by stream: numbers of entities, agents, signal, noise offset, noise."""
         return (2, 4 * self.num_agents, 4 * highest(self.num_signal), 2, 2 * highest(self.num_noise))
 
     @cached_property
     def num_step_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that a step takes for each stream: signal directions, policies."""
-        followers = self.num_agents if self.num_agents > 1 else 0
-        return (highest(self.num_signal), followers * (self.num_actions if self.continuous_actions else 1))
+        """Uniforms of a step by stream: signal directions, scripted policies."""
+        scripted = self.num_agents if self.num_agents > 1 else 0
+        return (highest(self.num_signal), scripted * (self.num_actions if self.continuous_actions else 1))
 
     @cached_property
     def largest_spread(self) -> float:
-        """Half-width of the start of agents and signal where all entities are present."""
+        """Largest starting coordinate of agents and signal, with the largest number of entities."""
         return self.spread or spread(float(self.num_entities))
 
     @cached_property
     def start_reach(self) -> float:
-        """Largest coordinate of an entity at the start."""
+        """Largest starting coordinate of any entity."""
         return max(self.largest_spread, (self.noise_spread or self.largest_spread) + self.noise_offset)
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Draw starting states from uniforms, one array (B, count) for each of `num_reset_uniforms`."""
+        """Draw starting states from uniforms (B, count), one array for each of `num_reset_uniforms`."""
         u_count, u_agent, u_signal, u_offset, u_noise = u
         xp = namespace(u_count)
         batch = u_count.shape[0]
@@ -211,7 +211,7 @@ class SimpleCentroid(ParticleGame):
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
     def sample_randomness(self, u: tuple[Array, ...]) -> StepRandomness:
-        """Turn uniforms, an array for each of `num_step_uniforms`, into the chance of one step: no state enters."""
+        """Turn uniforms (B, count), one array for each of `num_step_uniforms`, into the random variables of a step."""
         xp = namespace(u[0])
         angle = 2 * math.pi * u[0][..., None]
         wander = SIGNAL_ACCEL * xp.concat([xp.cos(angle), xp.sin(angle)], axis=-1)
@@ -220,7 +220,7 @@ class SimpleCentroid(ParticleGame):
         return StepRandomness(wander, policy, self.random_actions(policy))
 
     def transition(self, state: State, action: Array, randomness: StepRandomness) -> State:
-        """Play one step: `action` (B, A, 5), or (B, A) when discrete."""
+        """Return the states after one step of actions (B, A, 5), or (B, A) if discrete."""
         xp = namespace(state.mover)
         wander = xp.astype(randomness.wander, state.mover.dtype, copy=False)
         if self.padded:
@@ -228,29 +228,29 @@ class SimpleCentroid(ParticleGame):
         return self.push(state, xp.concat([self.control(action, state.mover), wander], axis=1))
 
     def reward(self, state: State, agents: slice = EVERYONE) -> Array:
-        """Return the rewards (B, n) of `agents` in a state just reached."""
+        """Return the rewards (B, n) of `agents` for the step that led to `state`."""
         signal = state.mover[:, self.num_agents :, :2]
         me = state.mover[:, : self.num_agents, :2][:, agents]
         distance = physics.length(me - self._signal_mean(state, signal))[..., 0]
         return -self.reward_scale * (physics.root(distance) if self.reward_shape == "sqrt" else distance)
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 5) carry signal, bool (..., N): the observer's own and the signal entities."""
+        """Tell which tokens (..., N, 5) are signal, bool (..., N): the agent's own and those of signal entities."""
         role = tokens[..., -1]
         return (role == SELF) | (role == SIGNAL)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = EVERYONE) -> Array:
-        """Let `agents` act by a reference policy.
+        """Return the actions of `agents` by a built-in policy.
 
         Args:
-            name: "random" (uniform over the action space), "still", or "oracle", which sees the state: it aims for
-                the point where the signal's centroid will be when the action takes effect, one step ahead.
-            state: a batch of worlds.
-            u: (B, n, 5) uniforms, or (B, n) when discrete.
-            agents: who acts.
+            name: "random" (uniform over the action space), "still", or "oracle", which sees the state and aims at the
+                position of the centroid when the action takes effect, one step ahead.
+            state: of B environments.
+            u: uniforms (B, n, 5), or (B, n) if discrete.
+            agents: the n agents that act.
 
         Returns:
-            Actions (B, n, 5), or (B, n) int64 when discrete.
+            Actions (B, n, 5), or (B, n) int64 if discrete.
         """
         if name == "oracle":
             signal = state.mover[:, self.num_agents :]
@@ -259,7 +259,7 @@ class SimpleCentroid(ParticleGame):
         return self.random_actions(u if name == "random" else namespace(u).zeros_like(u))
 
     def _signal_mean(self, state: State, value: Array) -> Array:
-        """Average a vector over the signal present: (B, S, 2) -> (B, 1, 2)."""
+        """Return the mean over the signal entities present: (B, S, 2) -> (B, 1, 2)."""
         xp = namespace(value)
         if not self.padded:
             return xp.sum(value, axis=1, keepdims=True) * (1.0 / lowest(self.num_signal))
@@ -267,5 +267,5 @@ class SimpleCentroid(ParticleGame):
         return xp.sum(value * present, axis=1, keepdims=True) / xp.sum(present, axis=1, keepdims=True)
 
     def _signal_present(self, state: State) -> Array:
-        """Tell which places of signal are taken, (B, S, 1)."""
+        """Tell which signal entities are present, (B, S, 1)."""
         return state.mover[:, self.num_agents :, 4:] != ABSENT

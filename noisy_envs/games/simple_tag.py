@@ -1,6 +1,6 @@
 """Simple tag (paper, section 4.3.2; MPE, Lowe et al. 2017): predators chase prey among obstacles.
 
-`B` worlds, `P` predators, `Q` prey, `A = P + Q` agents, `L` obstacles, `N = A + L` tokens.
+`B` environments, `P` predators, `Q` prey, `A = P + Q` agents, `L` obstacles, `N = A + L` tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ OBSTACLE, PREDATOR, PREY = 1, 2, 3
 PREDATOR_RADIUS, PREDATOR_ACCEL, PREDATOR_SPEED = 0.075, 3.0, 1.0
 PREY_RADIUS, PREY_ACCEL, PREY_SPEED = 0.05, 4.0, 1.3
 OBSTACLE_RADIUS = 0.2
-CATCH = 10.0  # what a predator gains, and prey loses, for each step of touching
-EDGE, OUTSIDE = 0.9, 1.0  # where the arena's penalty sets in, and where it begins to grow exponentially
-FULL_PENALTY = 10.0  # for each axis
-SMALLEST_SCALE = 0.1  # of the paper's start
+CATCH = 10.0  # reward of a predator, and penalty of prey, for each step of contact
+EDGE, OUTSIDE = 0.9, 1.0  # coordinates where the penalty for leaving starts, and where it becomes exponential
+FULL_PENALTY = 10.0  # per axis
+SMALLEST_SCALE = 0.1  # of the starting state "paper"
 MPE_OBSTACLE_REACH = 0.9
-FLEE_DISTANCE = 100.0  # how many times its distance from a pursuer lies the goal of one that flees
+FLEE_DISTANCE = 100.0  # of the goal of a fleeing agent, in multiples of the distance to its pursuer
 
-# The game of MPE2's simple_tag_v3, as options; the differences that remain are in the docstring.
+# the options of MPE2's simple_tag_v3; "Differences" in the docstring lists what remains
 MPE: dict[str, Any] = {
     "num_predators": 3,
     "num_prey": 1,
@@ -40,21 +40,21 @@ MPE: dict[str, Any] = {
 
 
 class StepRandomness(NamedTuple):
-    """What chance decides in a step."""
+    """Random variables of one step."""
 
-    policy: Array  # (B, A, 5), or (B, A) when discrete: uniforms for agents that follow a policy
-    random: Array  # of the same shape: the actions of those that follow "random"
+    policy: Array  # (B, A, 5), or (B, A) if discrete: uniforms for scripted policies
+    random: Array  # of the same shape: uniformly random actions
 
 
 @dataclass(frozen=True)
 class SimpleTag(ParticleGame):
-    """Predators are paid for touching prey; obstacles that collide with nothing are noise in the observation.
+    """Predators are rewarded for touching prey; obstacles without collisions are noise in the observation.
 
     ## Description
-    The Multi-Particle Environment's predators and prey: prey are faster, predators larger. Steps of 0.1 s, damping
-    0.25, unit mass. Bodies of kinds that collide push each other away on contact. With `collidable_obstacles=False`,
-    as in the paper, obstacles enter neither reward nor dynamics: they are noise in the observation alone, and returns
-    are equal with 0 and with 28 of them. The oracle chases the nearest prey.
+    The predator-prey task of the Multi-Particle Environment: prey are faster, predators larger. Steps last 0.1 s,
+    damping is 0.25, mass 1. Bodies that can collide push each other away on contact. With `collidable_obstacles=False`,
+    as in the paper, obstacles affect neither reward nor dynamics: they are pure noise in the observation, and returns
+    are equal with 0 and 28 obstacles. The oracle chases the nearest prey.
 
     | | radius | acceleration | top speed |
     |---|---|---|---|
@@ -63,56 +63,57 @@ class SimpleTag(ParticleGame):
     | obstacle | 0.2 | – | 0 |
 
     ## Action Space
-    `continuous_actions=False`: `Discrete(5)`: nothing, left (−x), right (+x), down (−y), up (+y), with full
-    acceleration. `continuous_actions=True`: `Box(0, 1, (5,), float32)`, the same five as strengths; slot 0 does
-    nothing, opposite slots subtract, values outside 0 … 1 are clipped.
+    `continuous_actions=False`: `Discrete(5)`: nothing, or full acceleration left (−x), right (+x), down (−y) or up
+    (+y). `continuous_actions=True`: `Box(0, 1, (5,), float32)`, the same five as strengths. Slot 0 does nothing,
+    opposite slots subtract, and values are clipped to [0, 1].
 
     ## Observation Space
-    `Box((N, 5), float32)`, a token for each entity: x, y, vx, vy relative to the observing agent, and its role. Rows:
-    the agent itself (0, 0, 0, 0, self), obstacles, the other predators, the other prey.
+    `Box((N, 5), float32)`, one token per entity: x, y, vx, vy relative to the observing agent, and the role. Order: the
+    agent itself (0, 0, 0, 0, self), obstacles, the other predators, the other prey.
 
     | role | self | obstacle | predator | prey | padding |
     |---|---|---|---|---|---|
     | value | 0 | 1 | 2 | 3 | −1 |
 
-    Where `num_obstacles` is a range, rows of absent obstacles are padding: 0, 0, 0, 0, −1. Signal, in
-    `info["signal_mask"]`, are all agents, and obstacles that collide.
+    If `num_obstacles` is a range, tokens of absent obstacles are padding: 0, 0, 0, 0, −1. `info["signal_mask"]` marks
+    all agents, and obstacles if they collide.
 
     ## Rewards
-    After each step a predator gains 10 for each prey that it touches (`reward_sharing="own"`, the paper), or 10 for
-    each touch of any predator ("shared", MPE). Prey lose 10 for each predator that touches them, and on each axis for
-    leaving the arena: nothing where |x| < 0.9, 10 (|x| − 0.9) below 1, then min(exp(2|x| − 2), 10). Touches are paid
-    only if both kinds collide.
+    At each step a predator gets 10 for each prey that it touches (`reward_sharing="own"`, the paper), or 10 for each
+    contact of any predator with any prey ("shared", MPE). Prey get −10 for each predator that touches them, and on each
+    axis a penalty for leaving the arena: 0 where |x| < 0.9, 10 (|x| − 0.9) where |x| < 1, and min(exp(2|x| − 2), 10)
+    beyond. Contacts count only if both predators and prey collide.
 
     ## Starting State
-    `start="paper"`: one scale for all agents of a world, U(0.1, max(log₄ A, 0.1)); position scale · U(−1, 1), velocity
-    U(−0.5, 0.5), for each axis; obstacles U(−s, s) with s = max(log₄ (obstacles present), 2). `start="mpe"`: agents
-    U(−1, 1) and at rest, obstacles U(−0.9, 0.9).
+    `start="paper"`: along each axis agents have positions c · U(−1, 1), with one c ~ U(0.1, max(log₄ A, 0.1)) for all
+    agents, and velocities U(−0.5, 0.5); obstacles have positions U(−s, s), s = max(log₄(number of obstacles), 2).
+    `start="mpe"`: agents start at rest at U(−1, 1), obstacles at U(−0.9, 0.9).
 
     ## Episode End
-    Truncated after `max_steps`; never terminated.
+    Truncated after `max_steps`, never terminated.
 
     ## Arguments
-    * `num_predators`, `num_prey`: agents. A single-agent view drives the first predator.
-    * `num_obstacles`: a number, or a range (low, high) drawn anew each episode.
-    * `continuous_actions`: one of five integers, or five numbers.
-    * `max_steps`: steps of an episode; Gymnasium's `max_episode_steps` can only be fewer.
-    * `prey_policy`, `predator_policy`: of agents that nobody drives: "random", "still", "chase" (the nearest of the
-      other team), "flee" (from the nearest), "oracle" (predators chase, prey flee), or a pure function
-      (tokens (B, N, 5), u) -> action, where u and action are (B,), or (B, 5) when actions are continuous; u is U[0, 1).
-      Each agent hands its own tokens over.
+    * `num_predators`, `num_prey`: number of agents. Gymnasium controls the first predator.
+    * `num_obstacles`: number of obstacles, or a range (low, high) from which each episode draws.
+    * `continuous_actions`: five floats, or one of five integers.
+    * `max_steps`: time limit; Gymnasium's `max_episode_steps` can only shorten it.
+    * `prey_policy`, `predator_policy`: policies of agents that are not controlled: "random", "still", "chase" (the
+      nearest of the other team), "flee" (from the nearest), "oracle" (predators chase, prey flee), or a pure function
+      (tokens (B, N, 5), u) -> actions, where u and actions are (B,), or (B, 5) if continuous, and u is U[0, 1). The
+      function gets the tokens of one agent at a time.
     * `reward_sharing`: "own" as in the paper, or "shared" as in MPE.
     * `start`: "paper", or "mpe".
-    * `collidable_predators`, `collidable_prey`, `collidable_obstacles`: which kinds collide: push each other away, and
-      are paid for when predators and prey touch.
+    * `collidable_predators`, `collidable_prey`, `collidable_obstacles`: which types of entity collide with each other.
+      Rewards for contacts require that both predators and prey collide.
 
     ## Differences
-    From MPE2's simple_tag_v3, with the options `MPE` (id `SimpleTagMPE`): agents are called `predator_i` and `prey_i`,
-    not `adversary_i` and `agent_i`; observations are tokens, in which velocities too are relative and those of
-    predators are shown; continuous actions outside 0 … 1 are clipped without a warning; bodies at one point feel no
-    force instead of NaN; no curriculum, no partial observation, no end on success. Where only one of both kinds
-    collides, which MPE2's arguments cannot ask for, touches are paid to nobody. All else is MPE2's to the digit:
-    `tests/games/test_mpe2_parity.py` steps both from equal states. From the paper's code: bodies at one point, too.
+    From MPE2's simple_tag_v3, with the options `MPE` (id `SimpleTagMPE`): agents are named `predator_i` and `prey_i`,
+    not `adversary_i` and `agent_i`; observations are tokens, with relative velocities and with those of predators;
+    continuous actions outside [0, 1] are clipped without a warning; bodies at one point exert no force instead of NaN;
+    there is no curriculum, no partial observation and no termination on success. If only predators or only prey
+    collide, which MPE2 does not offer, contacts give no reward. Everything else equals MPE2 up to rounding:
+    `tests/games/test_mpe2_parity.py` steps both from equal states. From the paper's code: bodies at one point exert no
+    force instead of NaN.
 
     ## Version History
     * v0: first version.
@@ -135,15 +136,15 @@ class SimpleTag(ParticleGame):
     policies: ClassVar[tuple[str, ...]] = ("random", "still", "chase", "flee", "oracle")
     role_names: ClassVar[dict[str, int]] = {"self": SELF, "obstacle": OBSTACLE, "predator": PREDATOR, "prey": PREY}
     start_speed: ClassVar[float] = 0.5  # each component of the paper's starting velocity is U(-0.5, 0.5)
-    observation_scale = 1.0  # no option of this game
+    observation_scale = 1.0  # not an option of this game
 
     def __post_init__(self) -> None:
-        """Refuse what the game cannot play.
+        """Validate the options.
 
         Raises:
-            ValueError, TypeError: naming the option, its value and what is allowed.
+            ValueError, TypeError: naming the option, its value and what is expected.
         """
-        self._settle()
+        self._convert_options()
         for option in ("num_predators", "num_prey"):
             check_count(option, getattr(self, option), minimum=1, may_be_range=False, maximum=MAX_ENTITIES)
         check_count("max_steps", self.max_steps, minimum=1, may_be_range=False)
@@ -169,7 +170,7 @@ class SimpleTag(ParticleGame):
 
     @cached_property
     def num_agents(self) -> int:
-        """Predators and prey, A."""
+        """Number of predators and prey, A."""
         return self.num_predators + self.num_prey
 
     @cached_property
@@ -180,7 +181,7 @@ class SimpleTag(ParticleGame):
 
     @cached_property
     def teams(self) -> dict[str, slice]:
-        """Sets of agents that may learn together."""
+        """Sets of agents that can be controlled together."""
         first_prey = self.num_predators
         return {
             "all": slice(0, self.num_agents),
@@ -190,38 +191,38 @@ class SimpleTag(ParticleGame):
 
     @cached_property
     def scripted_policies(self) -> tuple[tuple[slice, Any], ...]:
-        """Policies of agents that nobody drives."""
+        """Policies of agents that are not controlled."""
         return ((self.teams["predators"], self.predator_policy), (self.teams["prey"], self.prey_policy))
 
     @cached_property
     def obstacles_matter(self) -> bool:
-        """Whether an obstacle can touch anybody; else it is noise."""
+        """Whether obstacles collide with an agent; otherwise they are noise."""
         return self.collidable_obstacles and (self.collidable_predators or self.collidable_prey)
 
     @cached_property
     def num_reset_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that `initial` takes for each stream: number of obstacles, scale, agents, obstacles."""
+        """Uniforms of a reset by stream: number of obstacles, scale, agents, obstacles."""
         return (1, 1, 4 * self.num_agents, 2 * highest(self.num_obstacles))
 
     @cached_property
     def num_step_uniforms(self) -> tuple[int, ...]:
-        """Uniforms that a step takes: policies."""
+        """Uniforms of a step: scripted policies."""
         return (self.num_agents * (self.num_actions if self.continuous_actions else 1),)
 
     @cached_property
     def largest_scale(self) -> float:
-        """Largest scale of the paper's start of agents."""
+        """Largest starting coordinate of agents with `start="paper"`."""
         return max(math.log(self.num_agents, 4), SMALLEST_SCALE)
 
     @cached_property
     def start_reach(self) -> float:
-        """Largest coordinate of an entity at the start."""
+        """Largest starting coordinate of any entity."""
         if self.start == "mpe":
             return 1.0
         return max(self.largest_scale, spread(float(max(highest(self.num_obstacles), 1))))
 
     def initial(self, u: tuple[Array, ...]) -> State:
-        """Draw starting states from uniforms, one array (B, count) for each of `num_reset_uniforms`."""
+        """Draw starting states from uniforms (B, count), one array for each of `num_reset_uniforms`."""
         u_count, u_scale, u_agent, u_obstacle = u
         xp = namespace(u_count)
         batch = u_count.shape[0]
@@ -239,24 +240,24 @@ class SimpleTag(ParticleGame):
         return self.assemble(mover, xp.concat([place, xp.zeros_like(place)], axis=-1), present)
 
     def sample_randomness(self, u: tuple[Array, ...]) -> StepRandomness:
-        """Turn uniforms, an array for each of `num_step_uniforms`, into the chance of one step: no state enters."""
+        """Turn uniforms (B, count), one array for each of `num_step_uniforms`, into the random variables of a step."""
         shape = (u[0].shape[0], self.num_agents, self.num_actions) if self.continuous_actions else u[0].shape
         policy = u[0].reshape(shape)
         return StepRandomness(policy, self.random_actions(policy))
 
     def transition(self, state: State, action: Array, randomness: StepRandomness) -> State:
-        """Play one step: `action` (B, A, 5), or (B, A) when discrete; what chance decides is in the actions."""
+        """Return the states after one step of actions (B, A, 5), or (B, A) if discrete."""
         return self.push(state, self.control(action, state.mover))
 
     def touching(self, state: State) -> Array:
-        """Tell which predators touch which prey, bool (B, P, Q); none does unless both kinds collide."""
+        """Tell which predators touch which prey, bool (B, P, Q); all False unless both collide."""
         place = state.mover[..., :2]
         between = place[:, : self.num_predators, None] - place[:, None, self.num_predators :]
         reach = PREDATOR_RADIUS + PREY_RADIUS if self.collidable_predators and self.collidable_prey else 0.0
         return physics.length(between)[..., 0] < reach
 
     def reward(self, state: State, agents: slice = EVERYONE) -> Array:
-        """Return the rewards (B, n) of `agents` in a state just reached."""
+        """Return the rewards (B, n) of `agents` for the step that led to `state`."""
         chosen = range(self.num_agents)[agents]
         touching, dtype = self.touching(state), state.mover.dtype
         rewards = []
@@ -272,29 +273,29 @@ class SimpleTag(ParticleGame):
         return rewards[0] if len(rewards) == 1 else namespace(losses).concat(rewards, axis=1)
 
     def penalty(self, position: Array) -> Array:
-        """Return what prey at places (B, Q, 2) lose for leaving the arena, both axes together (B, Q)."""
+        """Return the penalty (B, Q) of prey at positions (B, Q, 2) for leaving the arena, summed over both axes."""
         xp = namespace(position)
-        x = xp.abs(position).clip(0.0, 3.0)  # the exponential is cut long before, and must not overflow
+        x = xp.abs(position).clip(0.0, 3.0)  # the penalty is capped before 3; the exponential must not overflow
         inside = (10.0 * (x - EDGE)).clip(0.0, None)
         outside = xp.exp(2.0 * x - 2.0).clip(None, FULL_PENALTY)
         return xp.where(x < OUTSIDE, inside, outside).sum(axis=-1)
 
     def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 5) carry signal, bool (..., N): agents, and obstacles that collide."""
+        """Tell which tokens (..., N, 5) are signal, bool (..., N): agents, and obstacles if they collide."""
         role = tokens[..., -1]
         return role != ABSENT if self.obstacles_matter else (role != ABSENT) & (role != OBSTACLE)
 
     def policy(self, name: str, state: State, u: Array, agents: slice = EVERYONE) -> Array:
-        """Let `agents` act by a reference policy.
+        """Return the actions of `agents` by a built-in policy.
 
         Args:
             name: "random" (uniform over the action space), "still", "chase", "flee" or "oracle", see the class.
-            state: a batch of worlds.
-            u: (B, n, 5) uniforms, or (B, n) when discrete.
-            agents: who acts.
+            state: of B environments.
+            u: uniforms (B, n, 5), or (B, n) if discrete.
+            agents: the n agents that act.
 
         Returns:
-            Actions (B, n, 5), or (B, n) int64 when discrete.
+            Actions (B, n, 5), or (B, n) int64 if discrete.
         """
         xp = namespace(u)
         if name in ("random", "still"):
@@ -310,11 +311,11 @@ class SimpleTag(ParticleGame):
         return actions[0] if len(actions) == 1 else xp.concat(actions, axis=1)
 
     def _react(self, state: State, agents: range, rivals: slice, flee: bool) -> Array:
-        """Let `agents` chase the nearest of the rivals, or flee from it, by their places one and two steps ahead."""
+        """Let `agents` chase the nearest rival, or flee from it, by positions one and two steps ahead."""
         xp = namespace(state.mover)
         me = state.mover[:, agents.start : agents.stop]
         others = state.mover[:, rivals]
-        mine, theirs = (body[..., :2] + DT * body[..., 2:4] for body in (me, others))  # after this step: settled
+        mine, theirs = (body[..., :2] + DT * body[..., 2:4] for body in (me, others))  # after this step
         distance = physics.length(mine[:, :, None] - theirs[:, None])[..., 0]  # (B, n, F)
         place = xp.arange(theirs.shape[1], device=theirs.device)
         nearest = xp.astype(place == xp.argmin(distance, axis=-1, keepdims=True), theirs.dtype)[..., None]

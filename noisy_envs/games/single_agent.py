@@ -1,4 +1,4 @@
-"""What games of one agent have in common, so that a new one consists of its own rules."""
+"""Base class of games with one agent: a new game adds only its rules."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ AGENT = slice(0, 1)
 
 
 class SingleAgentGame:
-    """Base class of games with one agent: a `noisy_envs.games.game.Game` without rules.
+    """A `noisy_envs.games.game.Game` of one agent, without rules.
 
-    A game is a frozen dataclass whose fields are its options. It defines `name`, `num_actions`, `max_steps`,
+    Subclasses are frozen dataclasses whose fields are the options. They define `name`, `num_actions`, `max_steps`,
     `token_spec`, `observation_bounds`, `num_reset_uniforms`, `initial`, `transition`, `observe`, `reward` and
-    `signal_mask`. A game that terminates adds `terminated`; one with random transitions `num_step_uniforms` and,
-    to name the random variables, `sample_randomness`; one that can be rendered `render_modes` and `render_scene`.
+    `signal_mask`; if the game terminates, `terminated`; if transitions are random, `num_step_uniforms` and, to name the
+    random variables, `sample_randomness`; if it can be rendered, `render_modes` and `render_scene`.
     """
 
     name: ClassVar[str]
@@ -29,41 +29,41 @@ class SingleAgentGame:
     teams: ClassVar[dict[str, slice]] = {"all": AGENT}
     scripted_policies: ClassVar[tuple[tuple[slice, Any], ...]] = ()
 
-    # a game's own: options of the dataclass, constants or properties
+    # defined by the game: options of the dataclass, constants or properties
     continuous_actions: Any = False  # bool
     num_step_uniforms: Any = ()  # tuple[int, ...]
     token_spec: Any  # TokenSpec
 
     def prepare(self, like: Array) -> None:
-        """Make ready to draw starting states: there is nothing to do."""
+        """Cache nothing."""
 
     def sample_randomness(self, u: tuple[Array, ...]) -> Any:
-        """Return what chance decides in a step: the uniforms as they are."""
+        """Return the uniforms as they are."""
         return u
 
     def validate_state(self, given: Any, batch: tuple[int, ...]) -> Any:
-        """Refuse a state that a user hands over: a game that takes one must check it."""
-        raise ValueError(f"options: {self.name} takes no state to start from")
+        """Refuse every state; a game that accepts states must validate them."""
+        raise ValueError(f"options: {self.name} accepts no state to start from")
 
     def observe(self, state: Any, agents: slice = AGENT) -> Array:
-        """Return the tokens (B, 1, N, D) that the agent sees."""
+        """Return the tokens (B, 1, N, D) that the agent observes."""
         raise NotImplementedError
 
     def terminated(self, state: Any) -> Array:
-        """Tell which worlds (B,) are over."""
+        """Tell which states are terminal (B,)."""
         raise NotImplementedError
 
     def success(self, state: Any) -> Array:
-        """Tell in which worlds (B,) the goal is reached: wherever it is over."""
+        """Tell in which states the goal is reached (B,): all terminal ones."""
         return self.terminated(state)
 
     def token_mask(self, tokens: Array) -> Array:
-        """Tell tokens (..., N, D) from padding, bool (..., N)."""
+        """Return the padding mask of tokens (..., N, D): bool (..., N), False for padding."""
         mask: Array = self.token_spec.mask(tokens)
         return mask
 
     def world_tokens(self, state: Any) -> Array:
-        """Return what a centralised critic sees (B, N, D): the only agent sees all."""
+        """Return the input of a centralised critic (B, N, D): the observation of the only agent."""
         return self.observe(state)[:, 0]
 
     def policy(self, name: str, state: Any, u: Array, agents: slice = AGENT) -> Array:

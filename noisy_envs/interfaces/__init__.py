@@ -1,1 +1,1 @@
-"""The games as others call them, one API a file: Gymnasium, PettingZoo, vector, functional. They hold no rules."""
+"""The games behind other APIs, one in each module: Gymnasium, PettingZoo, vector, functional. No game rules."""

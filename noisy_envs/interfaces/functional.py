@@ -1,4 +1,4 @@
-"""The step of many worlds as pure functions: what `torch.compile` takes whole and a CUDA graph can record."""
+"""The step of many environments as pure functions, for `torch.compile` and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,84 +13,85 @@ from noisy_envs.randomness import episode_key, uniforms
 
 
 class EnvParams(NamedTuple):
-    """What a step needs to know beside the worlds."""
+    """What a step needs besides the state."""
 
     game: Game
-    learners: slice  # the n agents that are driven
-    assignment: PolicyAssignment  # who acts how, see `noisy_envs.interfaces.scripted.assign_policies`
+    learners: slice  # the n controlled agents
+    assignment: PolicyAssignment
     max_steps: int
-    time_limit: int | None  # Gymnasium's, if any
+    time_limit: int | None  # Gymnasium's `max_episode_steps`, if set
 
 
 class BatchState(NamedTuple):
-    """`B` worlds in play: all that a step changes, as arrays of one library and device."""
+    """The state of `B` environments: everything that a step changes, as arrays of one library and device."""
 
-    state: Any  # the core's
-    clock: Array  # (B,) int64, steps played of the episode
-    seed: Array  # (B,) int64, as is the next
-    number: Array  # (B,) of the episode
-    key: Array  # (B, 2) which follows from the two
+    state: Any  # of the game
+    clock: Array  # (B,) int64, steps since the reset
+    seed: Array  # (B,) int64
+    number: Array  # (B,) int64, of the episode
+    key: Array  # (B, 2) int64, the hash of seed and number
 
 
 class StepResult(NamedTuple):
-    """What a step with auto-reset gives, a row for each of the n learners of each world: R = B · n."""
+    """The result of a step with auto-reset: one row for each controlled agent of each environment, R = B · n."""
 
-    tokens: Array  # (R, N, D) after it, of the next episode where one ended
-    final_tokens: Array  # (R, N, D) before any reset: what an episode that ended showed last
+    tokens: Array  # (R, N, D), of the next episode where one ended
+    final_tokens: Array  # (R, N, D) before any reset: the last observation of an episode that ended
     reward: Array  # (R,)
     terminated: Array  # (R,) bool
     truncated: Array  # (R,) bool
 
 
 class VectorStep(NamedTuple):
-    """What a step of a vector environment shows of B worlds: without the axis n if there is but one learner to see."""
+    """The result of a vector environment's step; without the axis n if `learners` is "first"."""
 
     tokens: Array  # (B, n, N, D)
     reward: Array  # (B, n)
     final_tokens: Array | None  # before a reset in the same step
     terminated: Array  # (B,) bool
     truncated: Array  # (B,) bool
-    info: dict[str, Array]  # see `make_info`; empty where they are as before
+    info: dict[str, Array]  # see `make_info`; empty if unchanged
     final_info: dict[str, Array]  # before a reset in the same step
 
 
 def play(params: EnvParams, state: Any, key: Array, clock: Array, action: Array) -> tuple[Any, Array, Array, Array]:
-    """Play one step of all worlds, a pure function that `torch.compile` takes whole.
+    """Play one step without resets.
 
     Args:
-        rules: the game, and who acts.
-        state: of `B` worlds.
+        params: game and agents.
+        state: of `B` environments.
         key: (B, 2) keys of the episodes.
-        clock: (B,) int64 steps played so far.
-        action: (B, n, ...) of the learners; numbers of no action are taken for the nearest that is one.
+        clock: (B,) int64 steps since the reset.
+        action: (B, n, ...) of the controlled agents; invalid ones are clipped.
 
     Returns:
         State, clock, tokens (B, n, N, D) and rewards (B, n) after the step.
     """
     game, learners = params.game, params.learners
-    if not game.continuous_actions:  # a number must not reach out of a table: a GPU would not recover
+    if not game.continuous_actions:  # an index out of range would crash a GPU
         action = clip_action(game, action)
     randomness = game.sample_randomness(uniforms(key, clock + 1, game.num_step_uniforms))
-    state = game.transition(state, complete_actions(game, params.assignment, state, action, randomness), randomness)
+    joint = complete_actions(game, params.assignment, state, action, randomness)
+    state = game.transition(state, joint, randomness)
     return state, clock + 1, game.observe(state, learners), game.reward(state, learners)
 
 
 def termination(params: EnvParams, state: Any, clock: Array) -> tuple[Array, Array]:
-    """Tell which worlds are terminated, and which truncated, (B,) each."""
+    """Tell which environments are terminated and which truncated, (B,) each."""
     truncated = clock >= params.max_steps
     if not params.game.terminates:
         return namespace(clock).zeros_like(truncated), truncated
     terminated = params.game.terminated(state)
     truncated = truncated & ~terminated
-    if params.time_limit is not None:  # Gymnasium's TimeLimit, around a single world, sets both
+    if params.time_limit is not None:  # like Gymnasium's TimeLimit, which can set both
         truncated = truncated | (clock >= params.time_limit)
     return terminated, truncated
 
 
 def make_info(game: Game, state: Any, tokens: Array, lead: int, dtype: Any) -> dict[str, Array]:
-    """Return what `info` tells of R worlds and what they show, (R, N, D) with `lead` 1, (R, n, N, D) with 2.
+    """Return the `info` of R environments: signal mask, SNR and, if the game terminates, success.
 
-    That is which tokens carry signal, their share of all that are not padding, and whether the goal is reached.
+    Tokens are (R, N, D) with `lead` 1, or (R, n, N, D) with `lead` 2.
     """
     xp = namespace(tokens)
     mask = game.signal_mask(tokens)
@@ -103,11 +104,11 @@ def make_info(game: Game, state: Any, tokens: Array, lead: int, dtype: Any) -> d
 
 
 def pure_step(params: EnvParams, batch: BatchState, actions: Array) -> tuple[BatchState, StepResult]:
-    """Play the actions (R, ...) of all learners, and start the next episode where one ended, in the same step.
+    """Play actions (R, ...) of all controlled agents, and reset environments whose episode ended in the same step.
 
-    It checks nothing and, on a GPU, waits for nothing, so that a policy can act between steps without the host;
-    there, the next episode of every world is made and, mostly, dropped. `TokenVectorEnv.pure_step` binds the rules,
-    and `TokenVectorEnv.batch_state` is where to begin.
+    Nothing is checked. On a GPU nothing waits for the host, so that policy and environments can run without it; there
+    the next episode of every environment is computed, and mostly discarded. `TokenVectorEnv.pure_step` binds the
+    parameters; start from `TokenVectorEnv.batch_state`.
     """
     xp = namespace(batch.clock)
     count = params.learners.stop - params.learners.start
@@ -116,7 +117,7 @@ def pure_step(params: EnvParams, batch: BatchState, actions: Array) -> tuple[Bat
     terminated, truncated = termination(params, state, clock)
     ended = terminated | truncated
     final_tokens = tokens
-    batch = _played(batch, state, clock)
+    batch = _advance(batch, state, clock)
     if on_gpu(ended) or bool(xp.any(ended)):
         batch, tokens = reset_done(params, batch, tokens, ended)
     rows = (tokens, final_tokens, reward, *(xp.repeat(x, count) for x in (terminated, truncated)))
@@ -127,20 +128,20 @@ def pure_step(params: EnvParams, batch: BatchState, actions: Array) -> tuple[Bat
 def step_with_autoreset(
     params: EnvParams, mode: AutoresetMode, resets: bool, lead: int, batch: BatchState, actions: Array
 ) -> tuple[BatchState, VectorStep]:
-    """Play actions (B, n, ...) as a vector environment does, without asking the host which worlds end.
+    """Play actions (B, n, ...) as a vector environment does, without waiting for the host.
 
     Args:
-        rules: see `EnvParams`.
-        mode: whether worlds that ended are reset in the next step, or in the same.
-        renews: whether any is reset in this step; if not, the next episodes are not made.
-        lead: axes of tokens before those of one observation, see `make_info`: 1 if there is but one learner to see.
-        worlds: before the step.
-        actions: of the learners.
+        params: see `EnvParams`.
+        mode: whether environments that ended are reset in the next step, or in the same.
+        resets: whether this step may reset any; if not, the next episodes are not computed.
+        lead: axes of tokens before those of one observation, see `make_info`; 1 if `learners` is "first".
+        batch: state before the step.
+        actions: of the controlled agents.
     """
     xp = namespace(batch.clock)
     ended = done(params, batch) if resets and mode is AutoresetMode.NEXT_STEP else None
     state, clock, tokens, reward = play(params, batch.state, batch.key, batch.clock, actions)
-    batch = _played(batch, state, clock)
+    batch = _advance(batch, state, clock)
     if ended is not None:
         batch, tokens = reset_done(params, batch, tokens, ended)
         reward = xp.where(ended[:, None], xp.zeros_like(reward), reward)
@@ -149,28 +150,27 @@ def step_with_autoreset(
     if resets and mode is AutoresetMode.SAME_STEP:
         final_tokens, final_info = tokens, _make_info(params, batch, tokens, lead)
         batch, tokens = reset_done(params, batch, tokens, terminated | truncated)
-    info = (
-        _make_info(params, batch, tokens, lead) if resets or params.game.signal_moves or params.game.terminates else {}
-    )
+    changes = resets or params.game.signal_moves or params.game.terminates
+    info = _make_info(params, batch, tokens, lead) if changes else {}
     if lead == 1:
         tokens, reward = tokens[:, 0], reward[:, 0]
         final_tokens = None if final_tokens is None else final_tokens[:, 0]
     return batch, VectorStep(tokens, reward, final_tokens, terminated, truncated, info, final_info)
 
 
-def _played(batch: BatchState, state: Any, clock: Array) -> BatchState:
-    """Return the worlds after a step: torch 2.11 loses what `_replace` returns, 2.6 does not compile `*worlds[2:]`."""
+def _advance(batch: BatchState, state: Any, clock: Array) -> BatchState:
+    """Return the batch after a step: torch 2.11 miscompiles `_replace`, and torch 2.6 cannot compile `*batch[2:]`."""
     return BatchState(state, clock, batch.seed, batch.number, batch.key)
 
 
 def done(params: EnvParams, batch: BatchState) -> Array:
-    """Tell which worlds (B,) have ended."""
+    """Tell in which environments (B,) the episode has ended."""
     terminated, truncated = termination(params, batch.state, batch.clock)
     return terminated | truncated
 
 
 def reset_done(params: EnvParams, batch: BatchState, tokens: Array, ended: Array) -> tuple[BatchState, Array]:
-    """Start the next episode in the worlds `ended`, bool (B,), and put in what the learners see of it (B, n, N, D)."""
+    """Start the next episode where `ended`, bool (B,), and return the batch and tokens (B, n, N, D) with it."""
     xp = namespace(ended)
     number = batch.number + xp.astype(ended, xp.int64)
     key, start = episode_key(batch.seed, number), xp.zeros_like(batch.clock)
@@ -191,10 +191,10 @@ def on_gpu(array: Array) -> bool:
 
 
 def expand_like(rows: Array, like: Array) -> Array:
-    """Return `rows` (B,) with as many axes as `like` (B, ...) has."""
+    """Return `rows` (B,) with as many axes as `like` (B, ...), for broadcasting."""
     return namespace(rows).reshape(rows, (-1, *[1] * (like.ndim - 1)))
 
 
 def _choose(rows: Array, new: Array, old: Array) -> Array:
-    """Return `new` (B, ...) in `rows`, bool (B,), and `old` elsewhere."""
+    """Return `new` (B, ...) where `rows`, bool (B,), and `old` elsewhere."""
     return namespace(rows).where(expand_like(rows, old), new, old)

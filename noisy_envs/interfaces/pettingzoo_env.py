@@ -1,4 +1,4 @@
-"""PettingZoo's view: agents are driven together, and each observes for itself."""
+"""PettingZoo's parallel interface: several agents are controlled, each with its own observation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from noisy_envs.validation import build
 
 
 class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
-    """A game whose agents, all or a team, are driven, each with tokens (N, D), its own first.
+    """A game in which all agents, or a team, are controlled; each observes tokens (N, D).
 
     Args:
         game: a key of `noisy_envs.registration.GAMES`, a class that follows `noisy_envs.games.game.Game`, or
             "module:Class". The class docstring describes the game and its options.
         render_mode: None, "human" or "rgb_array".
-        learners: the team that is driven, "all" or another of `game.teams`, or the "first" agent alone; the others
-            follow their policies.
-        options: the game's; an unknown one raises TypeError and names what is allowed.
+        learners: the controlled agents, a key of `game.teams`, for example "all", or "first"; the others follow their
+            scripted policies.
+        options: of the game; unknown ones raise TypeError.
 
-    `reset` takes the same options, and `info` holds the same, as `noisy_envs.interfaces.gymnasium_env.TokenEnv`'s.
+    Options of `reset` and `info` are those of `noisy_envs.interfaces.gymnasium_env.TokenEnv`.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012  PettingZoo declares it an instance variable
@@ -54,15 +54,15 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
 
     @property
     def token_spec(self) -> TokenSpec:
-        """What an observation means; AttributeError where it is no set of tokens."""
+        """Meaning of an observation; AttributeError if it is not a set of tokens."""
         return self.game.token_spec
 
     def observation_space(self, agent: str) -> spaces.Space[np.ndarray]:
-        """Return the space of an agent's tokens, the same object each time."""
+        """Return the space of an agent's observations, always the same object."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Return the space of an agent's actions, the same object each time."""
+        """Return the space of an agent's actions, always the same object."""
         return self.action_spaces[agent]
 
     def reset(
@@ -75,21 +75,23 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         if self.render_mode == "human":
             self.render()
         infos = self._make_info(observations)
-        if self._episode.ended:  # a state that is over was given
+        if self._episode.ended:  # the given state is terminal
             self.agents = []
         return observations, infos
 
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Play an action of each live agent; after the end, when there is none, nothing happens."""
+        """Play one action of each live agent; after the end of an episode do nothing."""
         episode = self._episode
         episode.check_playing()
         if not self.agents:
             return {}, {}, {}, {}, {}
         missing, unknown = set(self.agents) - set(actions), set(actions) - set(self.possible_agents)
         if missing or unknown:
-            raise ValueError(f"actions: missing {sorted(missing)}, unknown {sorted(unknown)}; must be of {self.agents}")
+            raise ValueError(
+                f"actions: missing agents {sorted(missing)}, unknown agents {sorted(unknown)}; expected {self.agents}"
+            )
         own = np.stack([check_action(self.game, actions[agent]) for agent in self.agents])[None]
         randomness = episode.step_randomness()
         joint = complete_actions(self.game, self._assignment, episode.state, own, randomness)
@@ -105,16 +107,16 @@ class ParallelTokenEnv(ParallelEnv[str, np.ndarray, Any]):
         return observations, rewards, terminated, truncated, infos
 
     def state(self) -> np.ndarray:
-        """Return all entities (N, D) in the frame of the world, agents first, for a centralised critic."""
+        """Return all entities (N, D) in absolute coordinates, agents first, for a centralised critic."""
         self._episode.check_playing()
         return self.game.world_tokens(self._episode.state)[0]
 
     def render(self, weights: np.ndarray | None = None) -> np.ndarray | str | None:
-        """Draw the world as the single environment does; return and `weights` (N,) are the first learner's."""
+        """Render as `TokenEnv` does; return and `weights` (N,) are those of the first controlled agent."""
         return self._episode.draw(weights)
 
     def close(self) -> None:
-        """Close the window; the environment cannot be used any more. Closing twice does nothing."""
+        """Close the window; the environment cannot be used any more."""
         self._episode.close()
 
     def _observe(self) -> dict[str, np.ndarray]:

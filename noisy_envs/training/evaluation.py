@@ -112,6 +112,17 @@ def token_weights(agent: Any, tokens: Tensor) -> Tensor:
     return weights
 
 
+def check_token_weights(agent: Any, tokens: Tensor) -> None:
+    """Raise ValueError unless the head weighs each of the tokens (R, N, D) by a finite number that is not negative."""
+    with torch.no_grad():
+        weights = token_weights(agent, tokens)
+    if weights.shape != tokens.shape[:2] or not (weights.isfinite() & (weights >= 0)).all():
+        raise ValueError(
+            f"PoolingHead.weights: expected finite numbers >= 0 of shape {tuple(tokens.shape[:2])}, "
+            f"got {tuple(weights.shape)} from {weights.min():g} to {weights.max():g}"
+        )
+
+
 def saliency(agent: Any, tokens: Tensor) -> Tensor:
     """Return how much the action changes with each token (R, N, D): (R, N), summing to 1.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # of Okabe and Ito, distinguishable with color blindness
 COLOURS = {"avgpool": "#0072b2", "maxpool": "#e69f00", "clstoken": "#009e73", "adapool": "#d55e00"}
+OTHER_COLOURS = ("#cc79a7", "#56b4e9", "#f0e442", "#000000")  # for agents of a user
 HEAD_NAMES = {"avgpool": "AvgPool", "maxpool": "MaxPool", "clstoken": "ClsToken", "adapool": "AdaPool"}
 STYLES = ("-", (0, (7, 3)), (0, (4, 4)), (0, (1, 2)))  # later lines have gaps, which show the lines below them
 MARKERS = {"avgpool": "s", "maxpool": "^", "clstoken": "D", "adapool": "o"}
@@ -35,7 +36,7 @@ def format_table(results: dict[str, Any]) -> str:
             for name, seeds in scores.items()
         ]
         drop = str(Estimate(**results["drop"][head])) if head in results["drop"] else "none"
-        rows.append([HEAD_NAMES[head], *cells, drop])
+        rows.append([HEAD_NAMES.get(head, head), *cells, drop])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     missing = "\n".join(f"* missing: {run}: {reason}" for run, reason in results["missing"].items())
     return "\n\n".join(["# Pooling heads by noise level", *_notes(results), table, missing]).rstrip() + "\n"
@@ -86,8 +87,8 @@ def plot_panels(path: Path, panels: Sequence[Panel]) -> None:
     for axes in grid[: len(panels) : columns]:
         axes.set_ylabel("return of training episodes")
     handles = {line.get_label(): line for axes in grid[: len(panels)] for line in axes.get_lines()}
-    ceilings = dict.fromkeys(panel.ceiling for panel in panels)
-    labels = [label for label in (*HEAD_NAMES.values(), *ceilings, "random") if label in handles]
+    last = (*dict.fromkeys(panel.ceiling for panel in panels), "random")
+    labels = [label for label in handles if label not in last] + [label for label in last if label in handles]
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=6, frameon=False)
     write_png(path, figure)
 
@@ -100,9 +101,10 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     for number, (head, runs) in enumerate(panel.curves.items()):
         steps, means, errors = mean_curve(runs)
         point = "o" if len(steps) == 1 else None  # a single point has no line
-        style: dict[str, Any] = {"color": COLOURS[head], "linestyle": STYLES[number % len(STYLES)], "marker": point}
-        axes.plot(steps, means, **style, linewidth=1.4, label=HEAD_NAMES[head])
-        axes.fill_between(steps, means - errors, means + errors, color=COLOURS[head], alpha=0.25, linewidth=0)
+        colour = COLOURS.get(head, OTHER_COLOURS[number % len(OTHER_COLOURS)])
+        style: dict[str, Any] = {"color": colour, "linestyle": STYLES[number % len(STYLES)], "marker": point}
+        axes.plot(steps, means, **style, linewidth=1.4, label=HEAD_NAMES.get(head, head))
+        axes.fill_between(steps, means - errors, means + errors, color=colour, alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,4 +1,4 @@
-"""A training run beside its algorithm: folder, checkpoints, exact resume, metrics, progress, signals.
+"""All of a training run except its algorithm: folder, checkpoints, exact resume, metrics, progress, signals.
 
 An agent's `train(args, run)` calls it; nothing here calls the algorithm.
 """
@@ -49,6 +49,7 @@ from noisy_envs.training.envs import (
 )
 from noisy_envs.training.evaluation import (
     NOT_FINITE,
+    check_token_weights,
     evaluation_summary,
     load_weights,
     make_eval_agent,
@@ -63,7 +64,7 @@ from noisy_envs.training.versions import library_versions
 
 
 class Run(Accelerator):
-    """A training run: what an agent's training loop calls beside the algorithm.
+    """A training run: what an agent's training loop calls that is not the algorithm.
 
     Attributes:
         args: settings of the whole run.
@@ -120,9 +121,11 @@ class Run(Accelerator):
             The state of the environments and the KL coefficient to go on with.
 
         Raises:
-            ValueError, OSError: naming a file that cannot be resumed.
+            ValueError, OSError: naming a file that cannot be resumed, or what the head's weights lack for a video.
         """
-        args, state = self.args, None
+        args, state = self.args, envs.reset()
+        if records_video(args):  # before training, not after it
+            check_token_weights(agent, state.tokens)
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
@@ -140,7 +143,6 @@ class Run(Accelerator):
             self._wandb = start_wandb(args.wandb_project, self.folder.name, vars(args), self.folder, resumed)
         self._first_step, self._seconds_before = self.step, self.seconds
         self._announce()
-        state = envs.reset() if state is None else state
         self.began = True
         return state, kl_coef
 

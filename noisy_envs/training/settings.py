@@ -38,8 +38,7 @@ class RunArgs(EnvArgs):
     num_threads: int = 1
     """CPU threads of torch; two are faster on idle cores, but far slower if other programs use them"""
     compile: bool = False
-    """compile network and environments, which takes a minute at the start; on by default on a GPU and for the
-    paper's narrow networks"""
+    """compile network and environments, in about a minute; the default on a GPU and for the paper's networks"""
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient as CUDA graphs"""
     torch_deterministic: bool = False
@@ -47,8 +46,7 @@ class RunArgs(EnvArgs):
     run_dir: Path = Path("runs")
     """parent directory of the run's folder"""
     resume: Path | None = None
-    """folder of a run to resume with its settings; only settings that do not affect learning may be changed, and
-    --total-timesteps may grow if the learning rate is not annealed"""
+    """folder of a run to resume with its settings; those that affect learning cannot be changed"""
     checkpoint_interval: int = 10
     """updates between checkpoints; the first update is always followed by one"""
     track: bool = False
@@ -69,11 +67,13 @@ class RunArgs(EnvArgs):
 
 # what may change when a run is resumed, because learning does not depend on it
 MAY_CHANGE = {field.name for field in fields(RunArgs)} - {field.name for field in fields(EnvArgs)} | {"total_timesteps"}
-# lowest and highest values of settings; any other number is at least 1
+# lowest and highest values of settings; other numbers, of a copied agent for example, need only be finite
 LIMITS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
     "ent_coef": (0, 1e6), "vf_coef": (0, 1e6), "kl_coef": (0, 1e6), "kl_target": (1e-9, math.inf),
     "max_grad_norm": (1e-9, math.inf), "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+    "total_timesteps": (1, math.inf), "num_envs": (1, math.inf), "num_steps": (1, math.inf), "minibatch_size": (1, math.inf),
+    "update_epochs": (1, math.inf), "num_heads": (1, math.inf), "checkpoint_interval": (1, math.inf),
     "seed": (0, 2**63 - 1), "num_threads": (1, 1024), "eval_episodes": (1, 10**6), "num_layers": (1, 1000),
     "embed_dim": (1, 2**14), "feedforward_dim": (1, 2**14), "mlp_dim": (1, 2**14), "role_dim": (1, 2**14),
 }  # fmt: skip
@@ -82,7 +82,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 def parse(module: ModuleType, argv: Sequence[str]) -> Any:
     """Read the settings of an agent, `module.Args`.
 
-    Defaults are those of `--env-id` and `--preset` in presets.toml beside the agent's file, or those of the run that
+    Defaults are those of `--env-id` and `--preset` in presets.toml next to the agent's file, or those of the run that
     `--resume` or `--evaluate` names.
 
     Raises:
@@ -195,7 +195,9 @@ def load_args(module: ModuleType, path: Path) -> Any:
     known = {field.name for field in fields(module.Args)}
     if saved.keys() != known:
         differing = sorted(saved.keys() ^ known)
-        raise ValueError(f"{path} was written by another version of this agent: the settings {differing} differ")
+        raise ValueError(
+            f"{path} was written by another version of this agent: the settings {differing} differ; start a new run"
+        )
     check_types(module, saved, path)
     return module.Args(**{**saved, "run_dir": Path(saved["run_dir"])})
 
@@ -225,7 +227,8 @@ def check_resume(saved: Any, args: Any) -> None:
             raise ValueError(f"{field.name}={new!r}: the run to resume has {old!r}")
     if args.anneal_lr and args.total_timesteps != saved.total_timesteps:
         raise ValueError(
-            f"total_timesteps={args.total_timesteps}: expected {saved.total_timesteps}: the learning rate is annealed"
+            f"total_timesteps={args.total_timesteps}: expected {saved.total_timesteps}; only runs with --no-anneal-lr "
+            "can be extended"
         )
     if torch.device(args.device).type != torch.device(saved.device).type:
         raise ValueError(f"device={args.device!r}: a run must be resumed on the same type of device, {saved.device!r}")
@@ -236,7 +239,7 @@ def validate(args: Any) -> None:
     registration.find(args.env_id)
     for field in fields(args):
         value = getattr(args, field.name)
-        lowest, highest = LIMITS.get(field.name, (1, math.inf))
+        lowest, highest = LIMITS.get(field.name, (-math.inf, math.inf))
         if type(value) in (int, float) and not lowest <= value <= highest:  # NaN fails too
             raise ValueError(f"{field.name}={value}: expected a number from {lowest} to {highest}")
     game = game_of(args)

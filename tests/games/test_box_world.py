@@ -654,7 +654,7 @@ def test_the_largest_bank():
     whole = BoxWorld(num_levels=2**48)
     for word, level in ((0.0, 0), (1 - 2.0**-24, 2**48 - 1)):
         assert whole.initial((np.full((1, 2), word, np.float32),)).level.tolist() == [level]
-    with pytest.raises(ValueError, match=f"num_levels={2**48 + 1}: must be at most {2**48}"):
+    with pytest.raises(ValueError, match=f"num_levels={2**48 + 1}: expected at most {2**48}"):
         BoxWorld(num_levels=2**48 + 1)
 
 
@@ -682,7 +682,7 @@ def test_no_level(level, backend):
     for one in (env, envs):
         one.reset(seed=5)
         before = one.state
-        with pytest.raises((ValueError, TypeError), match=re.escape(f"level={level!r}: must be")):
+        with pytest.raises((ValueError, TypeError), match=re.escape(f"level={level!r}: expected")):
             one.reset(seed=6, options={"level": level})
         same(one.state, before)
         one.reset()
@@ -695,7 +695,7 @@ def test_no_level(level, backend):
 def test_level_and_state_exclude_each_other():
     env = make(BOX_WORLD)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="state and level given, must be one of them"):
+    with pytest.raises(ValueError, match="options: expected either state or level, got both"):
         env.reset(options={"level": 1, "state": env.state})
     env.reset(options={"state": {"level": 17}})
     assert env.state.level == 17
@@ -961,7 +961,7 @@ def test_drawings_are_read_back(options):
 
 BAD_DRAWINGS = {
     "no square": ("# @.. ... .a", "rows of"),
-    "too large": ("# @..... ...... ...... ...... ...... .....a", "must be a square of 3 to 7"),
+    "too large": ("# @..... ...... ...... ...... ...... .....a", "expected a square of 3 to 7"),
     "unknown": ("# @.... ..?.. ..... ..... ....a", "'?' in row 2, column 3"),
     "no key of that letter": ("# @.... ..t.. ..... ..... ....a", "'t' in row 2, column 3"),
     "lock alone": ("# @.... ..A.. ..... ..... ....a", "'A' in row 2, column 3"),
@@ -974,15 +974,21 @@ BAD_DRAWINGS = {
     "agent in the corner": ("@ ..... ..... ..... ..... ....a", "'@' in row 0, column 0"),
     "nothing in the corner": (". @.... ..... ..... ..... ....a", "'.' in row 0, column 0"),
     "lock in the corner": ("A @.... ..... ..... ..... ....a", "'A' in row 0, column 0"),
-    "no agent": ("# ..... ..... ..... ..... ....a", "0 agents and 1 keys"),
-    "two agents": ("# @.... @.... ..... ..... ....a", "2 agents and 1 keys"),
-    "no keys": ("# @.... ..... ..... *A... .....", "1 agents and 0 keys"),
-    "two keys": ("# @.... b.... ..... ..... ....a", "1 agents and 2 keys"),
-    "held and loose": ("b @.... ..... ..... ..... ....a", "1 agents and 2 keys"),
-    "two gems": ("a @.... ..... *A... *B... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
-    "gem held and boxed": ("* @.... ..... *A... ..... .....", "must be from 0 to 18 (a to s), or one the gem, 19 (*)"),
-    "too many boxes": ("a @.... bA... cA... dA... *A...", "4 boxes, must be at most 3"),
-    "too small": ("# @.. ... ..a", "size 3 must be size=5"),
+    "no agent": ("# ..... ..... ..... ..... ....a", "expected one agent and one key outside boxes, got 0 and 1"),
+    "two agents": ("# @.... @.... ..... ..... ....a", "expected one agent and one key outside boxes, got 2 and 1"),
+    "no keys": ("# @.... ..... ..... *A... .....", "expected one agent and one key outside boxes, got 1 and 0"),
+    "two keys": ("# @.... b.... ..... ..... ....a", "expected one agent and one key outside boxes, got 1 and 2"),
+    "held and loose": ("b @.... ..... ..... ..... ....a", "expected one agent and one key outside boxes, got 1 and 2"),
+    "two gems": ("a @.... ..... *A... *B... .....", "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*)"),
+    "gem held and boxed": (
+        "* @.... ..... *A... ..... .....",
+        "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*)",
+    ),
+    "too many boxes": (
+        "a @.... bA... cA... dA... *A...",
+        "expected at most 3 boxes (goal_length=2, num_distractors=2, distractor_length=1), got 4",
+    ),
+    "too small": ("# @.. ... ..a", "expected size=5, got 3"),
 }
 
 
@@ -1015,13 +1021,13 @@ def test_things_on_the_frame(place, symbol, message):
 
 
 def test_a_box_in_the_frame():
-    with pytest.raises(ValueError, match="'b' in row 2, column 0 must not stand there"):
+    with pytest.raises(ValueError, match="'b' in row 2, column 0 is not allowed"):
         box_world_levels.read("#####\n#@.a#\nbA..#\n#...#\n#####", 7)
 
 
 @pytest.mark.parametrize("text", ["", "#", "##\n##", "###\n#@#", "###\n#@#\n##"])
 def test_no_square(text):
-    with pytest.raises(ValueError, match="must be a square of 3 to 7"):
+    with pytest.raises(ValueError, match="expected a square of 3 to 7"):
         box_world_levels.read(text, 7)
 
 
@@ -1030,22 +1036,34 @@ BAD_LEVELS = {
     "agent on the frame": ({"agent": 3}, "row 0, column 3"),
     "agent right of the field": ({"agent": 13}, "row 1, column 6"),
     "agent far away": ({"agent": 10**6}, "row 142857, column 1"),
-    "agent before": ({"agent": -1}, "outside the field"),
+    "agent before": ({"agent": -1}, "outside the grid"),
     "key on the frame": ({"key": (6, 0)}, "row 0, column 6"),
     "lock on the frame": ({"boxes": (Box(26, GEM, 0),)}, "row 3, column 6"),
     "content on the frame": ({"boxes": (Box(21, GEM, 0),)}, "row 3, column 0"),
-    "agent on the key": ({"agent": 9}, "must hold one thing each"),
-    "agent on a content": ({"agent": 22}, "must hold one thing each"),
-    "agent on a lock": ({"agent": 23}, "must hold one thing each"),
-    "key on a lock": ({"key": (23, 0)}, "must hold one thing each"),
-    "boxes on each other": ({"boxes": (Box(22, GEM, 0), Box(23, 1, 0))}, "must hold one thing each"),
-    "two gems": ({"boxes": (Box(22, GEM, 0), Box(29, GEM, 0))}, "keys [0, 19, 19] must be from 0 to 18"),
-    "no colour of a key": ({"key": (9, GEM + 1)}, "keys [20, 19] must be from 0 to 18"),
-    "a key below 0": ({"key": (9, -1)}, "keys [-1, 19] must be from 0 to 18"),
-    "a content below 0": ({"boxes": (Box(22, -1, 0),)}, "keys [0, -1] must be from 0 to 18"),
-    "gem as lock": ({"boxes": (Box(22, 1, GEM),)}, "locks [19] and the loose key 0 must be from 0 to 18"),
-    "a lock below 0": ({"boxes": (Box(22, 1, -1),)}, "locks [-1] and the loose key 0 must be from 0 to 18"),
-    "gem loose": ({"key": (9, GEM), "boxes": ()}, "locks [] and the loose key 19 must be from 0 to 18"),
+    "agent on the key": ({"agent": 9}, "expected one object per cell"),
+    "agent on a content": ({"agent": 22}, "expected one object per cell"),
+    "agent on a lock": ({"agent": 23}, "expected one object per cell"),
+    "key on a lock": ({"key": (23, 0)}, "expected one object per cell"),
+    "boxes on each other": ({"boxes": (Box(22, GEM, 0), Box(23, 1, 0))}, "expected one object per cell"),
+    "two gems": (
+        {"boxes": (Box(22, GEM, 0), Box(29, GEM, 0))},
+        "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*), got [0, 19, 19]",
+    ),
+    "no colour of a key": (
+        {"key": (9, GEM + 1)},
+        "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*), got [20, 19]",
+    ),
+    "a key below 0": (
+        {"key": (9, -1)},
+        "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*), got [-1, 19]",
+    ),
+    "a content below 0": (
+        {"boxes": (Box(22, -1, 0),)},
+        "expected keys from 0 to 18 (a to s) and at most one gem, 19 (*), got [0, -1]",
+    ),
+    "gem as lock": ({"boxes": (Box(22, 1, GEM),)}, "expected locks and a loose key from 0 to 18, got [19] and 0"),
+    "a lock below 0": ({"boxes": (Box(22, 1, -1),)}, "expected locks and a loose key from 0 to 18, got [-1] and 0"),
+    "gem loose": ({"key": (9, GEM), "boxes": ()}, "expected locks and a loose key from 0 to 18, got [] and 19"),
 }
 
 
@@ -1058,37 +1076,40 @@ def test_bad_levels(change, message):
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"observation": "image"}, "observation='image': must be one of 'entities', 'pixels', 'rgb'"),
-    ({"size": 2}, "size=2: must be at least 3"),
-    ({"size": (2, 7)}, "size=(2, 7): must be at least 3"),
-    ({"size": 33}, "size=33: must be at most 32"),
-    ({"size": (7, 33)}, "size=(7, 33): must be at most 32"),
-    ({"size": (8, 7)}, "size=(8, 7): must be at least 3 and low <= high"),
-    ({"size": 7.0}, "size=7.0: must be an integer"),
-    ({"size": True}, "size=True: must be an integer"),
-    ({"size": (7, 8, 9)}, "size=(7, 8, 9): must be an integer or a range"),
-    ({"goal_length": 1}, "goal_length=1: must be at least 2"),
-    ({"goal_length": "2"}, "goal_length='2': must be an integer"),
-    ({"num_distractors": -1}, "num_distractors=-1: must be at least 0"),
-    ({"num_distractors": (-1, 2)}, "num_distractors=(-1, 2): must be at least 0"),
-    ({"distractor_length": 0}, "distractor_length=0: must be at least 1"),
-    ({"size": 3}, "size=3, goal_length=2, num_distractors=2, distractor_length=1: 3 boxes; at most 1 fit on size=3"),
-    ({"size": (3, 9)}, "3 boxes; at most 1 fit on size=3"),
-    ({"size": 5, "goal_length": 7, "num_distractors": 0}, "6 boxes; at most 5 fit on size=5"),
-    ({"goal_length": (2, 4), "num_distractors": (0, 5)}, "8 boxes; at most 7 fit on size=7"),
-    ({"size": 20, "goal_length": 20, "num_distractors": 1}, "20 keys; at most 19"),
-    ({"start_level": -1}, "start_level=-1: must be at least 0"),
-    ({"start_level": (0, 1)}, "start_level=(0, 1): must be an integer"),
-    ({"start_level": MAX_SEED}, f"start_level={MAX_SEED}: must be at most {MAX_SEED} - num_levels"),
-    ({"start_level": MAX_SEED, "num_levels": 1}, f"start_level={MAX_SEED}: must be at most"),
-    ({"num_levels": 0}, "num_levels=0: must be at least 1"),
-    ({"num_levels": 1.5}, "num_levels=1.5: must be an integer"),
-    ({"max_steps": 0}, "max_steps=0: must be at least 1"),
-    ({"max_steps": (1, 2)}, "max_steps=(1, 2): must be an integer"),
-    ({"step_cost": "x"}, "step_cost='x': must be a number"),
-    ({"step_cost": float("nan")}, "step_cost=nan: must be finite"),
-    ({"blocked_cost": None}, "blocked_cost=None: must be a number"),
-    ({"blocked_cost": float("inf")}, "blocked_cost=inf: must be finite"),
+    ({"observation": "image"}, "observation='image': expected one of 'entities', 'pixels', 'rgb'"),
+    ({"size": 2}, "size=2: expected at least 3"),
+    ({"size": (2, 7)}, "size=(2, 7): expected at least 3"),
+    ({"size": 33}, "size=33: expected at most 32"),
+    ({"size": (7, 33)}, "size=(7, 33): expected at most 32"),
+    ({"size": (8, 7)}, "size=(8, 7): expected at least 3 and low <= high"),
+    ({"size": 7.0}, "size=7.0: expected an integer"),
+    ({"size": True}, "size=True: expected an integer"),
+    ({"size": (7, 8, 9)}, "size=(7, 8, 9): expected an integer or a range"),
+    ({"goal_length": 1}, "goal_length=1: expected at least 2"),
+    ({"goal_length": "2"}, "goal_length='2': expected an integer"),
+    ({"num_distractors": -1}, "num_distractors=-1: expected at least 0"),
+    ({"num_distractors": (-1, 2)}, "num_distractors=(-1, 2): expected at least 0"),
+    ({"distractor_length": 0}, "distractor_length=0: expected at least 1"),
+    (
+        {"size": 3},
+        "size=3, goal_length=2, num_distractors=2, distractor_length=1: expected at most 1 boxes, which fit on size=3",
+    ),
+    ({"size": (3, 9)}, "expected at most 1 boxes, which fit on size=3, got 3"),
+    ({"size": 5, "goal_length": 7, "num_distractors": 0}, "expected at most 5 boxes, which fit on size=5, got 6"),
+    ({"goal_length": (2, 4), "num_distractors": (0, 5)}, "expected at most 7 boxes, which fit on size=7, got 8"),
+    ({"size": 20, "goal_length": 20, "num_distractors": 1}, "expected at most 19 keys, one of each colour, got 20"),
+    ({"start_level": -1}, "start_level=-1: expected at least 0"),
+    ({"start_level": (0, 1)}, "start_level=(0, 1): expected an integer"),
+    ({"start_level": MAX_SEED}, f"start_level={MAX_SEED}: expected at most {MAX_SEED} - num_levels"),
+    ({"start_level": MAX_SEED, "num_levels": 1}, f"start_level={MAX_SEED}: expected at most"),
+    ({"num_levels": 0}, "num_levels=0: expected at least 1"),
+    ({"num_levels": 1.5}, "num_levels=1.5: expected an integer"),
+    ({"max_steps": 0}, "max_steps=0: expected at least 1"),
+    ({"max_steps": (1, 2)}, "max_steps=(1, 2): expected an integer"),
+    ({"step_cost": "x"}, "step_cost='x': expected a number"),
+    ({"step_cost": float("nan")}, "step_cost=nan: expected a finite number"),
+    ({"blocked_cost": None}, "blocked_cost=None: expected a number"),
+    ({"blocked_cost": float("inf")}, "blocked_cost=inf: expected a finite number"),
     ({"sise": 7}, "did you mean 'size'"),
 ]
 
@@ -1125,14 +1146,14 @@ def test_limits_of_options(options):
 
 
 STATE_CHANGES: dict[str, tuple[str, Any, str]] = {
-    "events": ("outcome", 6, "outcome=[6]: must be from 0 to 5"),
-    "no event": ("outcome", -1, "outcome=[-1]: must be from 0 to 5"),
-    "level": ("level", -2, "level=[-2]: must be at least 0"),
-    "size": ("size", 6, "size 6 must be size=7"),
-    "outcome": ("box_outcomes", [0, 0, 0], "box_outcomes must be"),
-    "shape": ("box_outcomes", [0, 0], "box_outcomes int64 (2,) must be integers (3,)"),
-    "floats": ("objects", np.zeros((8, 2)), "objects float64 (8, 2) must be integers (8, 2)"),
-    "flags": ("outcome", True, "outcome bool () must be integers ()"),
+    "events": ("outcome", 6, "outcome=[6]: expected 0 to 5"),
+    "no event": ("outcome", -1, "outcome=[-1]: expected 0 to 5"),
+    "level": ("level", -2, "level=[-2]: expected at least 0"),
+    "size": ("size", 6, "expected size=7, got 6"),
+    "outcome": ("box_outcomes", [0, 0, 0], "box_outcomes: expected ["),
+    "shape": ("box_outcomes", [0, 0], "box_outcomes: expected integers (3,), got int64 (2,)"),
+    "floats": ("objects", np.zeros((8, 2)), "objects: expected integers (8, 2), got float64 (8, 2)"),
+    "flags": ("outcome", True, "outcome: expected integers (), got bool ()"),
 }
 
 
@@ -1152,7 +1173,7 @@ def test_things_in_another_order(swap):
     env.reset(seed=0)
     with pytest.raises(
         ValueError,
-        match=r"(objects|outcomes) must be|outside the field|hold one thing|must be from 0 to 18|order of their cells",
+        match=r"(objects|outcomes): expected|outside the grid|one object per cell|from 0 to 18|ordered by cell",
     ):
         env.reset(options={"state": env.state._replace(objects=env.state.objects[swap])})
 
@@ -1160,11 +1181,11 @@ def test_things_in_another_order(swap):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "nothing given, must be one of level, text"),
-        ({"level": 1, "text": "x"}, "level, text given, must be one of"),
-        ({"number": 1}, "unknown ['number']; allowed are level, text"),
-        (5, "state=5: must be a mapping"),
-        ({"text": ["", ""]}, "2 levels given, must be one or 1"),
+        ({}, "state: expected either level or text, got nothing"),
+        ({"level": 1, "text": "x"}, "state: expected either level or text, got level, text"),
+        ({"number": 1}, "unknown keys ['number']; expected level, text"),
+        (5, "state=5: expected a mapping"),
+        ({"text": ["", ""]}, "text: expected 1 or 1 levels, got 2"),
     ],
 )
 def test_bad_starts(given, message):

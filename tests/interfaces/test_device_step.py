@@ -174,7 +174,7 @@ def test_ended_worlds_are_refused_on_a_device_too(device):
     envs.reset(seed=0)
     for _ in range(9):
         envs.step(torch.zeros(5, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match=r"worlds \[0, 1, 2, 3, 4\] have ended"):
+    with pytest.raises(RuntimeError, match=r"environments \[0, 1, 2, 3, 4\] have ended"):
         envs.step(torch.zeros(5, dtype=torch.int64))
 
 

@@ -155,7 +155,7 @@ def test_use_in_inference_mode_leaves_later_gradients_alone(env_id, options):
     worlds, _ = envs.pure_step(envs.batch_state, action)
     _, outcome = envs.pure_step(worlds, action)
     assert (torch.autograd.grad(outcome.reward.sum(), action)[0] != 0).any()
-    kept = [part for made in envs.game._made.values() for part in (made if isinstance(made, tuple) else [made])]
+    kept = [part for made in envs.game._cache.values() for part in (made if isinstance(made, tuple) else [made])]
     assert len(kept) > 3 and not any(part.is_inference() for part in kept)
 
 

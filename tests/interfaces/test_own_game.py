@@ -53,7 +53,7 @@ def test_own_game_is_an_environment_of_gymnasium(fruit):
         assert info["is_success"] == terminated
         if terminated or truncated:
             break
-    with pytest.raises(ValueError, match="fruit takes no state to start from"):
+    with pytest.raises(ValueError, match="fruit accepts no state to start from"):
         env.reset(options={"state": env.unwrapped.state})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_pebble': did you mean 'num_pebbles'\?"):
         gymnasium.make("Fruit-v0", num_pebble=3)
@@ -71,7 +71,7 @@ def test_the_spec_goes_through_a_file(fruit):
 @pytest.mark.parametrize(
     ("game", "error", "message"),
     [
-        ("fruit", ValueError, "game='fruit': must be one of 'simple_centroid', "),
+        ("fruit", ValueError, "game='fruit': expected one of 'simple_centroid', "),
         ("no_such_module:Fruit", ImportError, "No module named 'no_such_module'"),
         ("own_environment:Apple", AttributeError, "'own_environment' has no attribute 'Apple'"),
     ],
@@ -126,7 +126,7 @@ def test_a_start_that_is_over_is_refused_alike_in_single_and_vector(fruit, backe
     seed = next(seed for seed in range(60) if starts[seed, 0] <= 0.9 < starts[seed, 1])
     worse = next(seed for seed in range(60) if starts[seed, 0] > 0.9)
     monkeypatch.setattr(fruit, "terminated", lambda self, state: state.agent[:, 0] > 0.9)
-    told = "fruit: episode {} of seed {} is over before its first step: `initial` must draw states that are not"
+    told = "fruit: episode {} of seed {} starts in a terminal state, which `initial` must not return"
     one = to_backend(np.array([1]), backend)
     options = {"max_steps": 1}
     for env, action in (
@@ -149,9 +149,9 @@ def test_a_start_that_is_over_is_refused_alike_in_single_and_vector(fruit, backe
 
 @pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
 def test_options_of_an_own_game_are_checked(fruit, shell):
-    with pytest.raises(ValueError, match="num_pebbles=-1: must be at least 0"):
+    with pytest.raises(ValueError, match="num_pebbles=-1: expected at least 0"):
         shell(fruit, num_pebbles=-1)
-    with pytest.raises(ValueError, match="max_steps=0: must be at least 1"):
+    with pytest.raises(ValueError, match="max_steps=0: expected at least 1"):
         shell(fruit, max_steps=0)
 
 
@@ -169,7 +169,7 @@ def test_an_own_game_is_drawn_by_its_scene(fruit):
 
 @pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
 def test_a_game_without_a_scene_says_what_it_lacks(shell):
-    with pytest.raises(ValueError, match=r"render_mode='rgb_array': must be one of None; rendering needs"):
+    with pytest.raises(ValueError, match=r"render_mode='rgb_array': expected one of None; rendering needs"):
         shell(Drift, render_mode="rgb_array")
 
 
@@ -318,13 +318,19 @@ class MoreFeatures(Drift):
     token_spec = TokenSpec(1, ("x", "role"), {}, padded=False)
 
 
-WANTED = "must be float32 ({}, 1, 1, 1), of worlds, agents and `observation_bounds`"
+EXPECTED = "drift: `observe`: expected ARRAY float32 (B, n, ...) = ({}, 1, 1, 1), got "
 MISTAKES = {
-    NoAgents: "drift: `observe` gave float32 ({}, 1, 1): " + WANTED,
-    Double: "drift: `observe` gave float64 ({}, 1, 1, 1): " + WANTED,
-    MoreTokens: "drift: `token_spec` has 2 tokens of 1 features: must be those of `observe`, (1, 1)",
-    MoreFeatures: "drift: `token_spec` has 1 tokens of 2 features: must be those of `observe`, (1, 1)",
+    NoAgents: EXPECTED + "ARRAY float32 ({}, 1, 1)",
+    Double: EXPECTED + "ARRAY float64 ({}, 1, 1, 1)",
+    MoreTokens: "drift: `token_spec`: expected the shape of observations, (1, 1), got 2 tokens of 1 features",
+    MoreFeatures: "drift: `token_spec`: expected the shape of observations, (1, 1), got 1 tokens of 2 features",
 }
+
+
+def expected_by(message, env, number):
+    """Return the pattern of a message, with the array type and the number of environments."""
+    array = "Tensor" if getattr(env, "backend", "numpy") == "torch" else "ndarray"
+    return re.escape(message.replace("ARRAY", array).replace("{}", str(number)))
 
 
 @pytest.mark.parametrize("game", MISTAKES)
@@ -333,7 +339,7 @@ def test_a_game_that_does_not_show_what_it_says_is_refused(game, backend):
     for shell, number in worlds.items():
         env = shell(game, number, backend=backend) if shell is TokenVectorEnv else shell(game)
         for _ in range(2):
-            with pytest.raises(ValueError, match=re.escape(MISTAKES[game].format(number, number))):
+            with pytest.raises(ValueError, match=expected_by(MISTAKES[game], env, number)):
                 env.reset(seed=0)
 
 
@@ -356,46 +362,70 @@ def overwritten(self, state, agents=slice(0, 1)):
 
 BUFFERS = {}
 ENDS = {"terminates": True, "terminated": lambda self, state: state.place[:, 0] > 9}
-# what a member, the first, gives instead, and what is told of it: {} is the number of worlds
+# what a member, the first, returns instead, and the message: ARRAY is the array type, {} the number of environments
 FAULTS = {
-    "reward of worlds": ({"reward": lambda self, s, a: s.place[:, 0]}, "float32 ({},): must be numbers ({}, 1)"),
-    "reward of truth": ({"reward": lambda self, s, a: s.place > 0}, "bool ({}, 1): must be numbers ({}, 1)"),
-    "reward of Python": ({"reward": lambda self, s, a: 1.0}, "float: must be numbers ({}, 1) in a "),
-    "no reward": ({"reward": lambda self, s, a: None}, "NoneType: must be numbers ({}, 1) in a "),
+    "reward of worlds": (
+        {"reward": lambda self, s, a: s.place[:, 0]},
+        ": expected ARRAY numbers (B, n) = ({}, 1), got ARRAY float32 ({},)",
+    ),
+    "reward of truth": (
+        {"reward": lambda self, s, a: s.place > 0},
+        ": expected ARRAY numbers (B, n) = ({}, 1), got ARRAY bool ({}, 1)",
+    ),
+    "reward of Python": ({"reward": lambda self, s, a: 1.0}, ": expected ARRAY numbers (B, n) = ({}, 1), got float"),
+    "no reward": ({"reward": lambda self, s, a: None}, ": expected ARRAY numbers (B, n) = ({}, 1), got NoneType"),
     "ends of agents": (
         {"terminated": lambda self, s: s.place > 9, "terminates": True},
-        "bool ({}, 1): must be bool ({},), of worlds",
+        ": expected ARRAY bool (B,) = ({},), got ARRAY bool ({}, 1)",
     ),
     "ends as numbers": (
         {"terminated": lambda self, s: 0 * s.place[:, 0], "terminates": True},
-        "float32 ({},): must be bool",
+        ": expected ARRAY bool (B,) = ({},), got ARRAY float32 ({},)",
     ),
-    "ends of Python": ({"terminated": lambda self, s: np.False_, "terminates": True}, "bool (): must be bool ({},)"),
+    "ends of Python": (
+        {"terminated": lambda self, s: np.False_, "terminates": True},
+        ": expected ARRAY bool (B,) = ({},), got bool",
+    ),
     "success of agents": (
         {"success": lambda self, s: s.place > 9, **ENDS},
-        "bool ({}, 1): must be bool ({},), of worlds",
+        ": expected ARRAY bool (B,) = ({},), got ARRAY bool ({}, 1)",
     ),
-    "signal of worlds": ({"signal_mask": lambda self, t: t[..., 0, 0] > 0}, "bool ({}, 1): must be bool ({}, 1, 1)"),
-    "signal as numbers": ({"signal_mask": lambda self, t: t[..., 0]}, "float32 ({}, 1, 1): must be bool ({}, 1, 1)"),
-    "mask of features": ({"token_mask": lambda self, t: t > 0}, "bool ({}, 1, 1, 1): must be bool ({}, 1, 1)"),
-    "start is a tuple": ({"initial": lambda self, u: (u[0],)}, "tuple: must be a NamedTuple of arrays (B, ...)"),
-    "start is a list": ({"initial": lambda self, u: [u[0]], **ENDS}, "list: must be a NamedTuple of arrays (B, ...)"),
+    "signal of worlds": (
+        {"signal_mask": lambda self, t: t[..., 0, 0] > 0},
+        ": expected ARRAY bool (B, n, N) = ({}, 1, 1), got ARRAY bool ({}, 1)",
+    ),
+    "signal as numbers": (
+        {"signal_mask": lambda self, t: t[..., 0]},
+        ": expected ARRAY bool (B, n, N) = ({}, 1, 1), got ARRAY float32 ({}, 1, 1)",
+    ),
+    "mask of features": (
+        {"token_mask": lambda self, t: t > 0},
+        ": expected ARRAY bool (B, n, N) = ({}, 1, 1), got ARRAY bool ({}, 1, 1, 1)",
+    ),
+    "start is a tuple": ({"initial": lambda self, u: (u[0],)}, ": expected a NamedTuple of arrays, got tuple"),
+    "start is a list": ({"initial": lambda self, u: [u[0]], **ENDS}, ": expected a NamedTuple of arrays, got list"),
     "start lacks worlds": (
         {"initial": lambda self, u: State(u[0][0, 0])},
-        "place=float32 (): must be an array ({}, ...)",
+        " place: expected ARRAY (B, ...) = ({}, ...), got",
     ),
-    "start of Python": ({"initial": lambda self, u: State(0.5)}, "place=float: must be an array ({}, ...), of worlds"),
-    "step is a tuple": ({"transition": lambda self, s, a, c: (s.place,)}, "tuple: must be State"),
-    "step is nothing": ({"transition": lambda self, s, a, c: None}, "NoneType: must be State"),
+    "start of Python": (
+        {"initial": lambda self, u: State(0.5)},
+        " place: expected ARRAY (B, ...) = ({}, ...), got float",
+    ),
+    "step is a tuple": ({"transition": lambda self, s, a, c: (s.place,)}, ": expected State, got tuple"),
+    "step is nothing": ({"transition": lambda self, s, a, c: None}, ": expected State, got NoneType"),
     "step drops an axis": (
         {"transition": lambda self, s, a, c: State(s.place[:, 0])},
-        "place=float32 ({},): must be float32 ({}, 1), as before",
+        " place: expected ARRAY float32 ({}, 1), got ARRAY float32 ({},)",
     ),
     "step is wider": (
         {"transition": lambda self, s, a, c: State(namespace(a).astype(s.place, namespace(a).float64))},
-        "place=float64 ({}, 1): must be float32 ({}, 1), as before",
+        " place: expected ARRAY float32 ({}, 1), got ARRAY float64 ({}, 1)",
     ),
-    "nothing to see": ({"observe": lambda self, s, a: None}, "NoneType: must be float32 ({}, 1, 1, 1) in a "),
+    "nothing to see": (
+        {"observe": lambda self, s, a: None},
+        ": expected ARRAY float32 (B, n, ...) = ({}, 1, 1, 1), got NoneType",
+    ),
 }
 
 
@@ -404,10 +434,10 @@ def test_what_a_game_gives_in_another_shape_is_told_at_its_first_reset(fault, ba
     """It was a traceback of NumPy's, of the shells' inner lines, or no word at all."""
     members, told = FAULTS[fault]
     game, member = of_drift(**members), next(iter(members))
-    told = f"drift: `{member}` gave {told}"
+    told = f"drift: `{member}`{told}"
     for shell, number in {TokenEnv: 1, ParallelTokenEnv: 1, TokenVectorEnv: 3}.items():
         env = shell(game, number, backend=backend) if shell is TokenVectorEnv else shell(game)
-        with pytest.raises(ValueError, match=re.escape(told.replace("{}", str(number)))) as error:
+        with pytest.raises(ValueError, match=expected_by(told, env, number)) as error:
             env.reset(seed=0)
         assert "\n" not in str(error.value)
 
@@ -415,8 +445,8 @@ def test_what_a_game_gives_in_another_shape_is_told_at_its_first_reset(fault, ba
 @pytest.mark.parametrize(
     ("member", "instead", "told"),
     [
-        ("transition", in_place, "drift: `transition` changed the state that it was given: must return new arrays"),
-        ("observe", overwritten, "drift: `observe` gave the array of its last call: must return a new one"),
+        ("transition", in_place, "drift: `transition` must return new arrays, but it changed its argument `state`"),
+        ("observe", overwritten, "drift: `observe` must return a new array, but it returned that of its last call"),
     ],
 )
 def test_rules_that_overwrite_what_they_gave_are_refused(member, instead, told, backend):
@@ -442,7 +472,7 @@ def test_an_agent_says_in_one_line_what_a_game_gives_wrongly(monkeypatch, tmp_pa
     gymnasium.register(
         "WrongDrift-v0", registration.SINGLE, vector_entry_point=registration.VECTOR, kwargs={"game": game}
     )
-    told = re.escape("error: drift: `reward` gave float32 (4,): must be numbers (4, 1)")
+    told = re.escape("error: drift: `reward`: expected ndarray numbers (B, n) = (4, 1), got ndarray float32 (4,)")
     with pytest.raises(SystemExit, match=f"^{told}[^\n]*$"):
         train_tiny(load_agent("adapool"), tmp_path, "--env-id", "WrongDrift-v0")
 
@@ -464,9 +494,9 @@ class Undecided(SingleAgentGame):
 
 
 @pytest.mark.parametrize("shell", [TokenEnv, TokenVectorEnv, ParallelTokenEnv])
-@pytest.mark.parametrize("game", [Undecided, Drift(), "test_own_game:WANTED"])
+@pytest.mark.parametrize("game", [Undecided, Drift(), "test_own_game:EXPECTED"])
 def test_what_is_no_class_of_rules_is_refused(shell, game):
-    with pytest.raises(TypeError, match=rf"game={re.escape(repr(game))}: must be a frozen dataclass, the class itself"):
+    with pytest.raises(TypeError, match=rf"game={re.escape(repr(game))}: expected the class of a frozen dataclass"):
         shell(game)
 
 

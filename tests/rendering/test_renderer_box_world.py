@@ -146,8 +146,8 @@ def test_ansi():
     expected = DRAWN.replace("@", ".").replace("a", "@").strip()
     assert env.render() == "a" + expected[1:]
     assert env.unwrapped.metadata["render_modes"] == ["human", "rgb_array", "ansi"]
-    told = "render_mode='ansi': must be one of None, 'human', 'rgb_array'"
+    told = "render_mode='ansi': expected one of None, 'human', 'rgb_array'"
     with pytest.warns(UserWarning, match="not in the possible render_modes"), pytest.raises(ValueError, match=told):
         gymnasium.make("noisy_envs/SimpleTag-v0", render_mode="ansi")
-    with pytest.raises(ValueError, match="render_mode='ansi': must be one of None, 'rgb_array'"):
+    with pytest.raises(ValueError, match="render_mode='ansi': expected one of None, 'rgb_array'"):
         gymnasium.make_vec("noisy_envs/BoxWorld-v0", 2, render_mode="ansi")

@@ -425,7 +425,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     path = JOB.folder(tmp_path) / "checkpoint.pt"
     path.parent.mkdir(parents=True)
     torch.save(content, path)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program"):
         experiment.train(Fake(), JOB, settings(tmp_path))
 
 
@@ -615,25 +615,25 @@ def test_columns_pools_seeds_and_folds_make_cells(tmp_path):
         ({"seeds": ()}, "seeds: expected at least one value"),
         ({"folds": ()}, "folds: expected at least one value"),
         ({"pooling": ("adapool", "sum")}, "pooling='sum': expected one of adapool"),
-        ({"folds": (1, 6)}, "folds=6: must be at most 5"),
-        ({"folds": (0,)}, "folds=0: must be at least 1"),
-        ({"seeds": (1, -1)}, "seeds=-1: must be at least 0"),
-        ({"epochs": 0}, "epochs=0: must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
-        ({"learning_rate": math.nan}, "learning_rate=nan: must be finite"),
+        ({"folds": (1, 6)}, "folds=6: expected at most 5"),
+        ({"folds": (0,)}, "folds=0: expected at least 1"),
+        ({"seeds": (1, -1)}, "seeds=-1: expected at least 0"),
+        ({"epochs": 0}, "epochs=0: expected at least 1"),
+        ({"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: expected a number above 0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan: expected a finite number"),
         ({"warmup": 1.1}, "warmup=1.1: expected a share from 0 to 1"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0: must be at least 0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: expected at least 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: expected a number above 0, or inf"),
-        ({"num_threads": 0}, "num_threads=0: must be at least 1"),
-        ({"jobs": 0}, "jobs=0: must be at least 1"),
+        ({"num_threads": 0}, "num_threads=0: expected at least 1"),
+        ({"jobs": 0}, "jobs=0: expected at least 1"),
         ({"device": "abacus"}, "device='abacus': "),
-        ({"num_layers": 0}, "num_layers=0: must be at least 1"),
-        ({"feedforward_dim": 0}, "feedforward_dim=0: must be at least 1"),
+        ({"num_layers": 0}, "num_layers=0: expected at least 1"),
+        ({"feedforward_dim": 0}, "feedforward_dim=0: expected at least 1"),
         ({"num_heads": 2, "embed_dim": 3}, "num_heads=2: expected a divisor of embed_dim=3"),
         ({"dropout": 1.0}, "dropout=1.0: expected a probability from 0 to below 1"),
-        ({"init_std": 0.0}, "init_std=0.0: must be above 0"),
-        ({"init_std": math.inf}, "init_std=inf: must be finite"),
+        ({"init_std": 0.0}, "init_std=0.0: expected a number above 0"),
+        ({"init_std": math.inf}, "init_std=inf: expected a finite number"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, change, message):

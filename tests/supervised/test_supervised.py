@@ -574,13 +574,13 @@ def test_the_papers_ablations(sizes, first, last):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--epochs 0", "epochs=0: must be at least 1"),
+        ("--epochs 0", "epochs=0: expected at least 1"),
         ("--pooling none", "pooling='none': expected one of "),
-        ("--folds 6", "folds=6: must be at most 5"),
-        ("--seeds -1", "seeds=-1: must be at least 0"),
+        ("--folds 6", "folds=6: expected at most 5"),
+        ("--seeds -1", "seeds=-1: expected at least 0"),
         ("--num-heads 3", "num_heads=3: expected a divisor of embed_dim="),
         ("--warmup 2", "warmup=2.0: expected a share from 0 to 1"),
-        ("--learning-rate nan", "learning_rate=nan: must be finite"),
+        ("--learning-rate nan", "learning_rate=nan: expected a finite number"),
         ("--device abacus", "device='abacus': "),
         ("--pooling", "pooling: expected at least one value"),
     ],
@@ -595,11 +595,11 @@ def test_bad_settings_of_all(tmp_path, script, words, message):
         ("knn_centroid", "--num-neighbors 0", "num_neighbors=0: expected a number from 1 to num_vectors=32"),
         ("knn_centroid", "--num-neighbors 4 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
         ("knn_centroid", "--num-neighbors", "num_neighbors: expected at least one value"),
-        ("knn_centroid", "--num-sets 9", "num_sets=9: must be at least 10"),
-        ("aggregation", "--num-sets 3", "num_sets=3: must be at least 10"),
-        ("aggregation", "--num-vectors 1", "num_vectors=1: must be at least 2"),
-        ("aggregation", "--num-features 0", "num_features=0: must be at least 1"),
-        ("aggregation", "--data-seed -1", "data_seed=-1: must be at least 0"),
+        ("knn_centroid", "--num-sets 9", "num_sets=9: expected at least 10"),
+        ("aggregation", "--num-sets 3", "num_sets=3: expected at least 10"),
+        ("aggregation", "--num-vectors 1", "num_vectors=1: expected at least 2"),
+        ("aggregation", "--num-features 0", "num_features=0: expected at least 1"),
+        ("aggregation", "--data-seed -1", "data_seed=-1: expected at least 0"),
         ("aggregation", "--targets sum", "targets='sum': expected one of max, mean, min"),
         ("aggregation", "--targets", "targets: expected at least one value"),
         ("vision", "--canvas-size", "canvas_size: expected at least one value"),
@@ -736,5 +736,5 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
 
     path = alone / "checkpoint.pt"
     save_checkpoint(path, {name: part for name, part in load_checkpoint(path).items() if name != "best"})
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program \(KeyError: 'best'"):
         bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])

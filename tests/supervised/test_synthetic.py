@@ -220,7 +220,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, shape, dtype):
 def test_numbers_too_small_are_named(tmp_path, field, value, least):
     wrong = SMALL._replace(**{field: value})
     for call in (synthetic.draw_sets, lambda sets: synthetic.load_sets(sets, tmp_path)):
-        with pytest.raises(ValueError, match=f"^{field}={value}: must be at least {least}$"):
+        with pytest.raises(ValueError, match=f"^{field}={value}: expected at least {least}$"):
             call(wrong)
     assert not list(tmp_path.iterdir())
 
@@ -228,7 +228,7 @@ def test_numbers_too_small_are_named(tmp_path, field, value, least):
 @pytest.mark.parametrize(("field", "value", "most"), [("seed", 2**63, 2**63 - 1), ("num_vectors", 2**22, 2**24 // 5)])
 def test_numbers_too_large_are_named(field, value, most):
     """A stream of chance has 2²⁴ numbers."""
-    with pytest.raises(ValueError, match=f"^{field}={value}: must be at most {most}$"):
+    with pytest.raises(ValueError, match=f"^{field}={value}: expected at most {most}$"):
         synthetic.draw_sets(SMALL._replace(**{field: value}))
 
 

@@ -391,7 +391,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(ppo, trained, how
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--num-noise", "4", "-1"], "num_noise=-1: must be at least 0"),
+        (["--num-noise", "4", "-1"], "num_noise=-1: expected at least 0"),
         (["--env-id", BOX], f"env_id='{BOX}': "),
         (["--env-id", BOX], f" was trained on another game, {CENTROID}"),
         (["--env-id", "noisy_envs/SimpleTag-v0", "--env-kwargs"], "env_id='noisy_envs/SimpleTag-v0': "),

@@ -1,5 +1,6 @@
 """The pooling head of each agent's file: the library's general one, in an agent that differs in nothing else."""
 
+import dataclasses
 import difflib
 import importlib.util
 import math
@@ -22,6 +23,7 @@ from noisy_envs.training.accelerate import accumulate_gradient  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
 from noisy_envs.training.run import Run  # noqa: E402
+from noisy_envs.training.settings import parse  # noqa: E402
 
 each_head = pytest.mark.parametrize("head", HEADS)
 AGENTS = ROOT / "agents"
@@ -223,3 +225,27 @@ def test_copies_are_checked_and_mended(tmp_path):
     assert wrong.returncode == 1 and wrong.stdout.startswith("agents/ppo_clstoken.py: ")
     subprocess.run([*run, "--fix"], check=True, stdout=subprocess.DEVNULL)
     assert path.read_text() == own
+    (tmp_path / "agents" / "ppo_mine.py").write_text("x = 1\n")  # a user's copy is left alone
+    assert check.main(fix=True) == 0 and (tmp_path / "agents" / "ppo_mine.py").read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize(("weights", "given"), [("x.mean(2)", "from -"), ("x.abs()[:, :2, 0]", r"\(4, 2\)")])
+def test_weights_that_no_video_could_show_are_refused_before_training(weights, given, tmp_path, monkeypatch):
+    agent = load_agent("avgpool")
+    code = f"lambda self, x, mask, attention=None: {weights}"
+    plain = agent.PoolingHead.weights
+    monkeypatch.setattr(agent.PoolingHead, "weights", eval(code))
+    monkeypatch.setattr(
+        agent.PoolingHead, "forward", lambda self, x, mask: (plain(self, x, mask)[..., None] * x).sum(1)
+    )
+    with pytest.raises(SystemExit, match=rf"^error: PoolingHead\.weights: expected [^\n]*\(4, 8\), got [^\n]*{given}"):
+        main(agent, ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--run-dir", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_that_a_copy_adds_may_be_any_finite_number(tmp_path):
+    agent = load_agent("avgpool")
+    agent.Args = dataclasses.make_dataclass("Args", [("l2_coef", float, 0.0), ("shift", int, -3)], bases=(agent.Args,))
+    assert parse(agent, ["--l2-coef", "1e-4"]).l2_coef == 1e-4 and parse(agent, []).shift == -3
+    with pytest.raises(ValueError, match="l2_coef=nan: expected a number from -inf to inf"):
+        parse(agent, ["--l2-coef", "nan"])

@@ -212,8 +212,8 @@ def test_options_are_divided_between_the_noise_and_the_game():
         ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "action_space=Box.*: expected at least one number"),
         ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
-        ("Odd-v0", {"num_noise": -1}, "num_noise=-1: must be at least 0"),
-        ("Odd-v0", {"distribution": "even"}, "distribution='even': must be one of 'gaussian'"),
+        ("Odd-v0", {"num_noise": -1}, "num_noise=-1: expected at least 0"),
+        ("Odd-v0", {"distribution": "even"}, "distribution='even': expected one of 'gaussian'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(env_id, options, told):
@@ -277,8 +277,8 @@ def test_ours_are_ours_with_a_module_too(module, ppo):
         ("import no_such", "No module named 'no_such'; mine_b imports it"),
         ("\n1 / 0", r"importing mine_b failed with ZeroDivisionError: division by zero \(.*mine_b.py, line 2\)"),
         ("x = = 1", r"importing mine_b failed with SyntaxError: invalid syntax \(mine_b.py, line 1\)"),
-        (OWN.format("mine_b"), "Namespace x not found.* must be registered by mine_b"),
-        (None, "No module named 'mine_b'; the folder that holds it must be on PYTHONPATH"),
+        (OWN.format("mine_b"), "Namespace x not found.* expected an id that mine_b registers"),
+        (None, "No module named 'mine_b'; its folder must be on PYTHONPATH"),
     ],
 )
 def test_a_module_that_does_not_help_is_told(text, told, own_module, ppo, tmp_path):
@@ -371,7 +371,7 @@ def test_without_a_time_limit_an_episode_ends_all_the_same(rough, drawn, env_id,
 @pytest.mark.parametrize("limit", [0, -2, 1.5, "long", True])
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Endless-v0"])
 def test_a_time_limit_that_is_none_is_told(rough, env_id, limit):
-    with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: must be (an integer|at least 1)$"):
+    with pytest.raises(ValueError, match=rf"(^|: )max_episode_steps={limit!r}: expected (an integer|at least 1)$"):
         gymnasium_envs.GymnasiumGame(env_id, {"max_episode_steps": limit})
 
 

@@ -224,9 +224,9 @@ def test_metrics_of_other_columns_are_reported_and_kept(tmp_path):
     path = folder / "metrics.csv"
     text = path.read_text().replace("losses/entropy", "losses/entropie")
     path.write_text(text)
-    with pytest.raises(SystemExit, match=r"^error: [^\n]*metrics.csv [^\n]*losses/entropie") as error:
+    with pytest.raises(SystemExit, match=r"^error: [^\n]*metrics.csv: [^\n]*losses/entropie") as error:
         main(ppo, ["--resume", str(folder), "--total-timesteps", "256"])
-    assert "the version of the program that began it" in str(error.value) and path.read_text() == text
+    assert "the version of the program that started it" in str(error.value) and path.read_text() == text
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

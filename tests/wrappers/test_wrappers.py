@@ -682,7 +682,7 @@ def test_our_statistics_fit_around_others_and_say_what_they_cannot_do() -> None:
     twice.reset(seed=0)
     with pytest.raises(ValueError, match="stats_key='episode': expected a key that info does not have yet"):
         twice.step(still(twice.action_space))
-    with pytest.raises(ValueError, match="buffer_length=-1: must be at least 0"):
+    with pytest.raises(ValueError, match="buffer_length=-1: expected at least 0"):
         vector.RecordEpisodeStatistics(gymnasium.make_vec(TAG, 2), buffer_length=-1)
     with pytest.raises(TypeError, match=r"expected a gymnasium.vector.VectorEnv; noisy_envs.wrappers has the wrappers"):
         vector.RecordEpisodeStatistics(gymnasium.make(TAG))  # type: ignore[arg-type]  # what is tested
@@ -1050,7 +1050,7 @@ def test_noise_is_not_of_the_games_chance_nor_of_another_layers() -> None:
 @pytest.mark.parametrize("marker", [0, -2, 2])
 def test_roles_are_the_last_column(marker: int) -> None:
     features, roles = ("role", "x"), {"self": 0, "thing": 1}
-    with pytest.raises(ValueError, match=f"feature={marker}: must be -1 or 1, the last column, where there are roles"):
+    with pytest.raises(ValueError, match=f"feature={marker}: expected -1 or 1, as there are roles"):
         TokenSpec(3, features, roles, padding_feature=marker)
     for last in (-1, 1):
         assert TokenSpec(3, features, roles, padding_feature=last).mask(np.zeros((3, 2))).all()
@@ -1344,22 +1344,22 @@ def test_what_is_not_flat_is_refused(space: spaces.Space[Any], error: str) -> No
 def test_options_are_checked(module: Any) -> None:
     env = tokens_of(module, "cartpole", gymnasium.make("CartPole-v1") if module is wrappers else sync("cartpole"))
     for options, error in (
-        ({"num_noise": -1}, "num_noise=-1: must be at least 0"),
+        ({"num_noise": -1}, "num_noise=-1: expected at least 0"),
         ({"num_noise": (3, 1)}, r"num_noise=\(3, 1\).*low <= high"),
-        ({"num_noise": 1, "distribution": "gausian"}, "distribution='gausian': must be one of 'gaussian', 'uniform'"),
-        ({"num_noise": 1, "scale": 0}, "scale=0: must be above 0"),
-        ({"num_noise": 1, "scale": float("nan")}, "scale=nan: must be finite"),
+        ({"num_noise": 1, "distribution": "gausian"}, "distribution='gausian': expected one of 'gaussian', 'uniform'"),
+        ({"num_noise": 1, "scale": 0}, "scale=0: expected a number above 0"),
+        ({"num_noise": 1, "scale": float("nan")}, "scale=nan: expected a finite number"),
     ):
         with pytest.raises(ValueError, match=error):
             module.AddNoiseTokens(env, **options)
     for options, error in (
-        ({"num_noise": 1.5}, "num_noise=1.5: must be an integer or a range"),
-        ({"num_noise": 1, "frozen": 1}, "frozen=1: must be True or False"),
-        ({"num_noise": 1, "shuffle": None}, "shuffle=None: must be True or False"),
+        ({"num_noise": 1.5}, "num_noise=1.5: expected an integer or a range"),
+        ({"num_noise": 1, "frozen": 1}, "frozen=1: expected True or False"),
+        ({"num_noise": 1, "shuffle": None}, "shuffle=None: expected True or False"),
     ):
         with pytest.raises(TypeError, match=error):
             module.AddNoiseTokens(env, **options)
-    with pytest.raises(TypeError, match="squash='yes': must be True or False"):
+    with pytest.raises(TypeError, match="squash='yes': expected True or False"):
         module.TokenizeObservation(env.env, squash="yes")
 
 
@@ -1445,7 +1445,7 @@ def test_a_library_that_scales_roles_is_told() -> None:
         spec, (tokens, _) = spec_of(env), env.reset(seed=0)
         spec.check(tokens)
         for scaled in (tokens * np.float32(0.5), tokens - np.float32(0.1), tokens * np.float32("nan"), tokens + 9):
-            with pytest.raises(ValueError, match=r"feature 'role' of the tokens is .*: must be the number of a role"):
+            with pytest.raises(ValueError, match=r"tokens: expected padding or a role .* as feature 'role', got"):
                 spec.check(scaled)
     gymnasium.make("noisy_envs/BoxWorldPixels-v0").unwrapped.token_spec.check(tokens)  # it has no roles
 
@@ -1512,7 +1512,7 @@ def test_what_is_no_token_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("base", ["cartpole", "tag"])
 def test_options_must_be_a_dictionary(base: str) -> None:
-    told = r"^options=\[1\]: must be a dictionary, such as {'episode': 0}$"
+    told = r"^options=\[1\]: expected a dictionary, for example {'episode': 0}$"
     for env in (
         single(base, "gaussian"),
         gymnasium.make(TAG),
@@ -1555,12 +1555,12 @@ def test_seeds_are_checked_before_anything_changes() -> None:
         assert_same(env.reset(), twin.reset())
     single("cartpole", "gaussian").reset(seed=2**63 - 1)
     envs = around("cartpole", "gaussian", sync("cartpole"))
-    with pytest.raises(ValueError, match="2 seeds given, must be num_envs=3"):
+    with pytest.raises(ValueError, match="seed: expected 3 seeds, one for each environment, got 2"):
         envs.reset(seed=[1, 2])
     with pytest.raises(RuntimeError, match="the first reset must be of all environments"):
         envs.reset(options={"reset_mask": np.array([True, False, False])})
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"reset_mask.*must be bool"):
+    with pytest.raises(ValueError, match=r"reset_mask.*expected bool"):
         envs.reset(options={"reset_mask": np.array([1, 0, 0])})
 
 
