@@ -196,11 +196,11 @@ def test_a_complete_run_is_not_run_again(tmp_path, capsys, monkeypatch):
 
 def test_a_complete_run_is_evaluated_and_filmed_again_where_that_is_asked(tmp_path):
     summary, folder = run(tmp_path, "--total-timesteps", "64")
+    assert main(ppo, ["--resume", str(folder), "--capture-video"])["return"] == summary["return"]
+    assert (folder / "episode.gif").is_file()
     more = main(ppo, ["--resume", str(folder), "--eval-episodes", "5"])
     assert more["eval_episodes"] == 5 and more["return"] != summary["return"] and more["steps"] == summary["steps"]
     assert json.loads((folder / "summary.json").read_text())["eval_episodes"] == 5
-    main(ppo, ["--resume", str(folder), "--capture-video"])
-    assert (folder / "episode.gif").is_file()
 
 
 def test_a_copy_of_the_checkpoint_is_not_resumed(tmp_path):
@@ -345,6 +345,15 @@ def test_a_run_that_ends_hard_can_be_resumed_from_its_first_update(tmp_path, mon
         assert [row["global_step"] for row in read_metrics(found[0].parent / "metrics.csv")] == [64]
 
 
+def test_checkpoints_follow_the_first_the_last_and_each_third_update(tmp_path, monkeypatch):
+    save, saved = run_module.save_checkpoint, []
+    monkeypatch.setattr(
+        run_module, "save_checkpoint", lambda path, content: saved.append(content["progress"][1]) or save(path, content)
+    )
+    run(tmp_path, "--total-timesteps", "512", "--checkpoint-interval", "3")
+    assert saved == [1, 3, 6, 8]
+
+
 def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left")
@@ -380,6 +389,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     words = ["--total-timesteps", "1280", "--learning-rate", "1e6", "--no-anneal-lr", "--max-grad-norm", "1e30"]
     with pytest.raises(SystemExit, match=r"^error: update \d+: losses are no longer finite: "):
         run(tmp_path, *words)
+
+
+def test_too_little_memory_ends_in_one_line(tmp_path, monkeypatch):
+    def exhausted(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory\nframe #0")
+
+    monkeypatch.setattr(ppo, "collect", exhausted)
+    with pytest.raises(SystemExit, match=r"^error: not enough memory: DefaultCPUAllocator: can't allocate[^\n]*$"):
+        run(tmp_path, "--total-timesteps", "64")
 
 
 # schedules

@@ -172,7 +172,7 @@ REFUSED = [
     ["--evaluate", "/nowhere"],
     ["--env-id", "noisy_envs/Nothing-v0"],
     ["--env-id", "nowhere:Nothing-v0"],
-    ["--env-id", "CartPole-v1", "--preset", "paper"],
+    ["--preset", "paper", "--env-id", "CartPole-v1"],
     ["--learning-rate", "nan"],
     ["--gamma", "1.5"],
     ["--device", "abacus"],
@@ -203,6 +203,8 @@ def test_bad_settings_end_with_one_line(words, tmp_path):
     line = str(error.value)
     assert line.startswith("error: ") and "\n" not in line
     assert words[1].split("=")[0] in line
+    option, setting = words[0], words[0].removeprefix("--").replace("-", "_")
+    assert f"{setting}=" in line or option in ("--resume", "--evaluate", "--env-kwargs", "--capture-video")
     assert not list(tmp_path.iterdir())
 
 
