@@ -70,7 +70,7 @@ def weights(run):
         (["--num-noise", "4", "28"], "num_noise=(4, 28): expected one number for training"),
         (["--record", "x.gif"], "record='x.gif': needs --evaluate"),
         (["--env-kwargs", ""], "env_kwargs='': expected NAME=VALUE"),
-        (["--env-kwargs", "x={[]:1}"], "unexpected keyword argument 'x': allowed are "),
+        (["--env-kwargs", "x={[]:1}"], "unexpected keyword argument 'x': expected one of "),
         (["--env-kwargs", "num_noise={}"], "num_noise={}: expected an integer or a range"),
         (
             ["--env-id", "noisy_envs/BoxWorld-v0", "--env-kwargs", "observation=rgb"],
