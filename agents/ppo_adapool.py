@@ -66,7 +66,7 @@ class Args(RunArgs):
     """upper bound of the log standard deviation of continuous actions"""
 
     total_timesteps: int = 262_144
-    """environment steps, summed over the controlled agents"""
+    """environment steps of all controlled agents; may grow with --resume unless the learning rate is annealed"""
     num_envs: int = 64
     """number of parallel environments"""
     num_steps: int = 128

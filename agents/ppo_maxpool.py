@@ -66,7 +66,7 @@ class Args(RunArgs):
     """upper bound of the log standard deviation of continuous actions"""
 
     total_timesteps: int = 262_144
-    """environment steps, summed over the controlled agents"""
+    """environment steps of all controlled agents; may grow with --resume unless the learning rate is annealed"""
     num_envs: int = 64
     """number of parallel environments"""
     num_steps: int = 128
@@ -115,9 +115,9 @@ class PoolingHead(nn.Module):
 
     def weights(self, x: Tensor, mask: Tensor | None, attention: Tensor) -> Tensor:
         """Return the share of features whose largest value is at each token, for films, (R, N)."""
-        largest = x == self(x, mask).unsqueeze(1)
+        largest = (x == self(x, mask).unsqueeze(1)).to(x.dtype)
         if mask is not None:
-            largest = largest & mask.unsqueeze(2)
+            largest = largest * mask.unsqueeze(2)
         return (largest / largest.sum(1, keepdim=True)).mean(2)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:

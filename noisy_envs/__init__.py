@@ -3,14 +3,13 @@
 Importing this package registers its environments: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`. Its names:
 
 * `ENVIRONMENTS`: all ids, with their games and options.
-* `noisy_tokens`: makes any Gymnasium environment emit tokens, with noise.
 * `TokenSpec`: the meaning of the tokens of an observation.
 
 Folders, each imported when first used:
 
 * `games`: the rules of the games.
 * `interfaces`: Gymnasium, PettingZoo and vector environments; a step as a pure function.
-* `wrappers`: tokens and noise for any environment.
+* `wrappers`: tokens and noise for any environment, `wrappers.noisy_tokens(env, num_noise)`.
 * `nn`: pooling heads, the paper's theory, and the encoder of the agents (torch).
 * `training`: what a training run needs besides its algorithm (torch).
 * `rendering`: images, films and the viewer (pygame).
@@ -18,9 +17,8 @@ Folders, each imported when first used:
 
 from noisy_envs.registration import ENVIRONMENTS, register
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.wrappers import noisy_tokens
 
 __version__ = "0.1.0"
-__all__ = ["ENVIRONMENTS", "TokenSpec", "__version__", "noisy_tokens"]
+__all__ = ["ENVIRONMENTS", "TokenSpec", "__version__"]
 
 register()

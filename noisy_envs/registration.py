@@ -46,9 +46,8 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 OTHER = "other Gymnasium environments"  # the game of all ids outside the table, see `training.gymnasium_envs`
 
-# by game: the option that sets the amount of noise, and the one that sets how many agents share a network
+# by game: the option that sets the amount of noise
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", OTHER: "num_noise"}
-LEARNERS = {"simple_centroid": "num_agents", "simple_tag": "num_predators"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
 

@@ -296,7 +296,7 @@ def finished_summary(job: Job, args: Args) -> dict[str, Any] | None:
         return None
     summary = read_summary(path)
     if not isinstance(summary.get("settings"), dict):
-        raise ValueError(f"{path} is damaged (it holds no settings): delete it, and it is written again")
+        raise ValueError(f"{path} is damaged (it holds no settings): delete it, and it will be written again")
     check_settings(path, summary["settings"], run_settings(args, job))
     return summary
 

@@ -47,14 +47,19 @@ def overview() -> str:
     parts = [
         HEAD,
         "# Environments\n",
-        "A game has a general id, whose options you choose and whose training settings are ours, and ids with sizes or "
-        "kinds in their names: the paper's experiments, with its settings, and MPE's game.\n",
-        f"The {made['policy']}, which sees the state, plays each of them: `python {made['script']}`, seed "
-        f"{made['seed']} (of ids that play alike, the next), commit {made['commit']}. Signal and noise differ in "
-        "lightness and shape, not in hue alone. In BoxWorld's films borders mark tokens, the widest the agent's.\n",
+        "Each game has a general environment ID, whose options you choose. The other IDs fix options, which their "
+        "names show: most of them are the paper's experiments, and `SimpleTagMPE-v0` is MPE's game. `1v3v28` means "
+        "1 agent, 3 signal entities and 28 noise entities, in SimpleTag 1 predator, 3 prey and 28 obstacles. The "
+        "training scripts use the [`paper` preset](../howto/train.md#presets) for the paper's experiments and `fast` "
+        "for the others.\n",
+        f"The videos show the {made['policy']}, a hand-written policy with full information: "
+        f"`python {made['script']}`, seed {made['seed']} (IDs that play alike have different seeds), "
+        f"commit {made['commit']}. Signal and noise differ in lightness and shape as well as in hue. In BoxWorld, "
+        "borders mark tokens; the agent's is the widest.\n",
     ]
     for name, game in GAMES.items():
-        parts += [f"## {game.__name__}\n", f"{summary(game)} [All about it]({name}.md).\n", '<div class="gallery">']
+        parts += [f"## {game.__name__}\n", f"{summary(game)} [Rules and options]({name}.md).\n"]
+        parts += ['<div class="gallery">']
         parts += [
             f"<figure>{film(env_id, 330)}<figcaption><code>{env_id}</code></figcaption></figure>"
             for env_id in ids(name)
@@ -80,7 +85,7 @@ def page(name: str) -> str:
     ]
     parts += [f"| Render modes | {', '.join(f'`{mode}`' for mode in game.render_modes)} |"]
     parts += [f"| Several agents | `noisy_envs.{module}` |" for module, general in PARALLEL.items() if general == first]
-    parts += ["", "## Ids\n", table_of_ids(name)]
+    parts += ["", "## Environment IDs\n", table_of_ids(name)]
     for heading, text in sections(game).items():
         parts += [f"## {heading}\n", with_table(text, game) if heading == "Arguments" else text, ""]
     return "\n".join(parts)
@@ -99,7 +104,7 @@ def sections(game: type) -> dict[str, str]:
 
 def table_of_ids(game: str) -> str:
     """List a game's ids: options, shape, noise, and the returns of the reference policies."""
-    rows = ["| id | options | observation | SNR at the start | random | oracle |", "|---|---|---|---|---|---|"]
+    rows = ["| environment ID | options | observation | SNR at the start | random | oracle |", "|---" * 6 + "|"]
     for env_id in ids(game):
         env: Any = gymnasium.make(env_id).unwrapped
         tokens, info = env.reset(seed=0)
@@ -111,7 +116,7 @@ def table_of_ids(game: str) -> str:
         (Path(inspect.getfile(baseline_returns)).parent / "baseline_returns.json").read_text(encoding="utf-8")
     )
     rows.append(
-        "\nObservations are tokens × features; SNR is the [signal-to-noise ratio](../../README.md#first-episode). "
+        "\nObservations are tokens × features; SNR is the [share of signal tokens](../../README.md#first-episode). "
         f"Mean returns of {made['episodes']:,} episodes of the reference policies, `{made['script']}`, "
         f"seed {made['seed']:,}.\n"
     )

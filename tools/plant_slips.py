@@ -128,7 +128,9 @@ def files_of(names: Sequence[str], tree: Path) -> list[str]:
     found: dict[str, None] = {}  # a set in order
     for name in names:
         for file, colons, test in (choice.partition("::") for choice in name.split("|")):
-            paths = [path for path in sorted(tree.glob(f"tests/**/{file}.py")) if test in path.read_text("utf-8")]
+            paths = [
+                path for path in sorted(tree.glob(f"tests/**/{file}.py")) if test in path.read_text(encoding="utf-8")
+            ]
             found |= {path.relative_to(tree).as_posix() + colons + test: None for path in paths}
             if paths:
                 break

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 
 from noisy_envs.interfaces.checks import check_action
 from noisy_envs.interfaces.episode import RENDER_FPS, RENDER_MODES, Episode
 from noisy_envs.interfaces.scripted import assign_policies, complete_actions
-from noisy_envs.interfaces.spaces import action_space, observation_box
+from noisy_envs.interfaces.spaces import TimeLimitSpec, action_space, observation_box
 from noisy_envs.registration import GameLike, game_class
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.validation import build, plain
+from noisy_envs.validation import build
 
 LEARNER = slice(0, 1)  # the first agent
 
 
-class TokenEnv(gymnasium.Env[np.ndarray, Any]):
+class TokenEnv(TimeLimitSpec, gymnasium.Env[np.ndarray, Any]):
     """A game in which the first agent is controlled; observations are tokens (N, D).
 
     Args:
@@ -43,7 +41,6 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}  # noqa: RUF012  Gymnasium declares it so
-    _spec: EnvSpec | None = None
 
     def __init__(self, game: GameLike, render_mode: str | None = None, **options: Any) -> None:
         """Make the environment; see the class."""
@@ -56,17 +53,9 @@ class TokenEnv(gymnasium.Env[np.ndarray, Any]):
         self._assignment = assign_policies(self.game, LEARNER)
 
     @property
-    def spec(self) -> EnvSpec | None:
-        """Gymnasium's specification; see the class."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        """Store the specification with the game's time limit."""
-        if spec is not None:
-            kwargs = {name: plain(value) for name, value in spec.kwargs.items()}  # JSON has no NumPy numbers
-            spec = dataclasses.replace(spec, max_episode_steps=self.game.max_steps, kwargs=kwargs)
-        self._spec = spec
+    def max_steps(self) -> int:
+        """Steps after which an episode is truncated."""
+        return self.game.max_steps
 
     @property
     def token_spec(self) -> TokenSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from types import FunctionType
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -42,14 +40,14 @@ from noisy_envs.interfaces.functional import (
     termination,
 )
 from noisy_envs.interfaces.scripted import assign_policies, controlled_agents
-from noisy_envs.interfaces.spaces import action_space, observation_box
+from noisy_envs.interfaces.spaces import TimeLimitSpec, action_space, observation_box
 from noisy_envs.randomness import episode_key, uniforms
 from noisy_envs.registration import GameLike, game_class
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import build, check_choice, check_count, check_flag, plain, unexpected
 
 
-class TokenVectorEnv(VectorEnv[Any, Any, Any]):
+class TokenVectorEnv(TimeLimitSpec, VectorEnv[Any, Any, Any]):
     """`num_envs` environments of a game, in which the first agents are controlled; observations are tokens (B, N, D).
 
     Environment i seeded s equals the single environment seeded s + i, in all auto-reset modes. With `learners`, n
@@ -82,7 +80,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  Gymnasium declares it so
-    _spec: EnvSpec | None = None
     _renderer: Any = None  # a class attribute: Gymnasium before 1.3 calls `close` even if `__init__` failed
 
     def __init__(
@@ -140,6 +137,7 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
         self.learners = controlled_agents(self.game, learners, ("first", *self.game.teams))
         assignment = assign_policies(self.game, self.learners)
         self._params = EnvParams(self.game, self.learners, assignment, max_steps, max_episode_steps)
+        self._spec_kwargs = {"max_episode_steps": max_episode_steps}
         self._squeeze = learners == "first"
         self._lead = 1 if self._squeeze else 2  # axes before those of one observation
         agents = None if self._squeeze else self.learners.stop - self.learners.start
@@ -159,20 +157,6 @@ class TokenVectorEnv(VectorEnv[Any, Any, Any]):
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
         """Space of all observations; made on demand, since it is as large as they are."""
         return batch_space(self.single_observation_space, self.num_envs)
-
-    @property
-    def spec(self) -> EnvSpec | None:
-        """Gymnasium's specification; its `max_episode_steps` is `max_steps`."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        """Store the specification with the time limit; the given `max_episode_steps` stays in its arguments."""
-        if spec is not None:
-            kwargs = {name: plain(value) for name, value in spec.kwargs.items()}  # JSON has no NumPy numbers
-            kwargs["max_episode_steps"] = self._params.time_limit
-            spec = dataclasses.replace(spec, max_episode_steps=self.max_steps, kwargs=kwargs)
-        self._spec = spec
 
     @property
     def max_steps(self) -> int:

@@ -34,7 +34,7 @@ class Trained:
         path: a run's folder, or its checkpoint.
         env_id: an id of the game that it was trained on; None for the same id.
         noise: number of noise tokens; None for as many as in training, or, if the id is another, as that has. Episodes
-            start as in training, whatever the noise.
+            start as in training, at any noise level.
         agents: the folder of agents/ppo_*.py.
         overlay: the weights of tokens: "attention", those in the pool, or "saliency", how much each moves the action.
 

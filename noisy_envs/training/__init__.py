@@ -1,1 +1,1 @@
-"""What a training run needs beside its algorithm: settings, environments, checkpoints, metrics, evaluation, figures."""
+"""All of a training run except its algorithm: settings, environments, checkpoints, metrics, evaluation, figures."""

@@ -14,16 +14,16 @@ Settings = TypeVar("Settings")
 def parse_arguments(
     kind: type[Settings], argv: Sequence[str], default: Settings, description: str | None = None
 ) -> Settings:
-    """Read the settings of a dataclass from the command line, by tyro; all else is as in `default`.
+    """Read a dataclass of settings from the command line with tyro; other settings are those of `default`.
 
     Raises:
-        ValueError: a flag has a value, or a path is not text, naming it.
+        ValueError: a flag is followed by a value, or a path is not text; the message names it.
     """
     import tyro
 
     flags = {name.replace("_", "-") for name, value in vars(default).items() if isinstance(value, bool)}
-    for word, following in pairwise([*argv, ""]):
-        flag, equals, value = word.replace("_", "-").partition("=")
+    for argument, following in pairwise([*argv, ""]):
+        flag, equals, value = argument.replace("_", "-").partition("=")
         name = flag.removeprefix("--").removeprefix("no-")
         if flag.startswith("--") and name in flags and (equals or (following and not following.startswith("-"))):
             raise ValueError(f"{flag} {value or following}: expected the flag alone, --{name} or --no-{name}")
@@ -36,6 +36,6 @@ def parse_arguments(
 
 
 def check_path(name: str, path: Path) -> None:
-    """Raise ValueError unless a path is text: TensorBoard and tables cannot hold bytes that are no UTF-8."""
+    """Raise ValueError unless a path is UTF-8 text: TensorBoard and CSV files can hold nothing else."""
     if re.search("[\0\ud800-\udfff]", str(path)):
-        raise ValueError(f"{name}={str(path)!r}: expected a path of UTF-8 text")
+        raise ValueError(f"{name}={str(path)!r}: expected a path in UTF-8")

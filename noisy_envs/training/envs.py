@@ -31,10 +31,9 @@ class EnvArgs:
     """The environment of a run."""
 
     env_id: str = "noisy_envs/SimpleCentroid-v0"
-    """environment id"""
+    """environment ID; `python -m noisy_envs` lists this package's"""
     preset: Literal["paper", "fast"] = "fast"
-    """source of the other defaults: the paper's appendix (the default for the ids of its experiments), or settings
-    that learn within minutes on a CPU, BoxWorld within an hour"""
+    """table of presets.toml that sets the other defaults; "paper" for the IDs of the paper's experiments"""
     num_noise: tuple[int, ...] = ()
     """number of noise tokens (obstacles in SimpleTag); pass several values with --evaluate"""
     env_kwargs: tuple[str, ...] = ()
@@ -94,7 +93,7 @@ class Envs:
         return EnvState(self._envs.batch_state, tokens, zeros, zeros.clone())
 
     def compile_step(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile `step` where it runs on a GPU; elsewhere Python's share of a step is small beside the network's."""
+        """Compile `step` where it runs on a GPU; elsewhere the network takes most of the time."""
         if not self.on_gpu:
             return
         state, space = self.reset(), self.action_space
@@ -201,7 +200,7 @@ def eval_env_kwargs(args: Any, trained: Any = None) -> dict[str, Any]:
 
 
 def with_start_of(args: Any, trained: Any) -> Any:
-    """Return the settings of an evaluation whose episodes start as those of training, whatever the noise."""
+    """Return the settings of an evaluation whose episodes start as those of training, at any noise level."""
     start = registration.same_start(args.env_id, requested_env_kwargs(args), (trained.env_id, env_kwargs(trained)))
     added = tuple(f"{name}={value}" for name, value in start.items())
     return dataclasses.replace(args, env_kwargs=(*args.env_kwargs, *added))

@@ -165,10 +165,10 @@ def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dic
     }
 
 
-def evaluation_summary(agent: Any, args: Any, trained: Any) -> dict[str, Any]:
+def evaluation_summary(agent: Any, args: Any, trained: Any, baselines: BaselineReturns) -> dict[str, Any]:
     """Evaluate an agent and summarise the result."""
     returns = evaluate(agent, args, args.eval_episodes, trained)
-    return summarize(returns, environments.baseline_returns(args), args.seed) | known_levels(args, trained)
+    return summarize(returns, baselines, args.seed) | known_levels(args, trained)
 
 
 def solved_label(args: Any) -> str:
@@ -199,7 +199,7 @@ def evaluate_runs(module: ModuleType, args: Any, argv: Sequence[str]) -> list[di
     folder = new_folder(args.run_dir, f"evaluation__{timestamp()}")
     rows = []
     for path, trained, eval_args, agent in cases:
-        summary = evaluation_summary(agent, eval_args, trained)
+        summary = evaluation_summary(agent, eval_args, trained, environments.baseline_returns(eval_args))
         row = {"run": str(path), "seed": trained.seed, "env_id": eval_args.env_id}
         row |= {"trained": environments.num_noise(trained), "evaluated": environments.num_noise(eval_args)}
         row |= {"env_kwargs": environments.env_kwargs(eval_args), "eval_deterministic": eval_args.eval_deterministic}

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from noisy_envs.training.checkpoint import _plain
+from noisy_envs.training.checkpoint import to_json
 from noisy_envs.training.files import naming, write_atomically
 
 
 class ColumnMismatch(ValueError):
-    """A `metrics.csv` holds other columns than are to be written."""
+    """A `metrics.csv` has other columns than the rows to write."""
 
 
 class MetricsLogger:
-    """Writes scalars to `metrics.csv`, to TensorBoard and to a tracker; a resumed run continues all of them.
+    """Writes scalars to `metrics.csv`, TensorBoard and Weights & Biases; a resumed run continues all of them.
 
     Args:
-        folder: of the run.
-        names: the columns, beside `global_step`.
-        resume_at: drop rows beyond this step, which a checkpoint does not know.
-        tracker: to which rows are sent as well; whoever started it closes it.
+        folder: folder of the run.
+        names: columns, without `global_step`.
+        resume_at: step of the checkpoint; later rows are dropped.
+        tracker: run of Weights & Biases that gets the rows too; its owner closes it.
 
     Raises:
         ValueError: the `metrics.csv` to continue is damaged, or `ColumnMismatch`.
@@ -34,7 +34,7 @@ class MetricsLogger:
     def __init__(
         self, folder: Path, names: Sequence[str], resume_at: int | None = None, tracker: WandbRun | None = None
     ) -> None:
-        """Open all; see the class."""
+        """Open the files; see the class."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.path, self.names = folder / "metrics.csv", ("global_step", *names)
@@ -72,8 +72,8 @@ class MetricsLogger:
         if row.keys() != set(self.names):
             differing = ", ".join(sorted(row.keys() ^ set(self.names)))
             raise ColumnMismatch(
-                f"{self.path} must have the same columns throughout, these come or go: {differing}; "
-                "a run goes on by the version of the program that began it"
+                f"{self.path}: expected the same columns in all rows, but these differ: {differing}; "
+                "resume a run with the version of the program that started it"
             )
 
     def _text(self, rows: list[dict[str, float]], header: bool) -> str:
@@ -86,17 +86,17 @@ class MetricsLogger:
 
 
 def _open_existing(path: str, flags: int) -> int:
-    """Open a file without making it: one that vanished would begin again without its header."""
+    """Open a file without creating it: a new one would lack its header."""
     return os.open(path, flags & ~os.O_CREAT)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read a `metrics.csv`; the last line is left out if a kill cut it short.
+    """Read a `metrics.csv`, without the last line if it is incomplete.
 
     Raises:
-        ValueError: naming another line that does not hold a number for each column.
+        ValueError: another line does not hold a number for each column; the message names it.
     """
-    whole = path.read_bytes().rpartition(b"\n")[0]  # a line without its end may hold half of a number
+    whole = path.read_bytes().rpartition(b"\n")[0]  # a line without its end may hold half a number
     header, *lines = whole.decode(errors="replace").split("\n")
     names, rows = next(csv.reader([header])), []
     for number, line in enumerate(lines, 2):
@@ -105,12 +105,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
             rows.append(dict(zip(names, [int(step), *values], strict=True)))
         except (ValueError, csv.Error):
             if number <= len(lines):
-                raise ValueError(f"{path}, line {number}: must be {len(names)} numbers, got {line!r}") from None
+                raise ValueError(f"{path}, line {number}: expected {len(names)} numbers, got {line!r}") from None
     return rows
 
 
 def import_wandb() -> Any:
-    """Return the module of Weights & Biases.
+    """Import the package of Weights & Biases.
 
     Raises:
         ValueError: it is not installed.
@@ -119,8 +119,8 @@ def import_wandb() -> Any:
         import wandb
     except ModuleNotFoundError as error:
         raise ValueError(f"tracking needs Weights & Biases ({error}): pip install wandb") from None
-    if not hasattr(wandb, "init"):  # a folder `wandb`, as runs leave it, passes for a package
-        raise ValueError("tracking needs Weights & Biases (there is but a folder of its name): pip install wandb")
+    if not hasattr(wandb, "init"):  # runs leave a folder `wandb`, which Python imports as a package
+        raise ValueError("tracking needs Weights & Biases (there is only a folder of that name): pip install wandb")
     return wandb
 
 
@@ -128,38 +128,38 @@ class WandbRun:
     """Sends a run's scalars to Weights & Biases; `start_wandb` makes it."""
 
     def __init__(self, run: Any) -> None:
-        """Take a run that `wandb.init` started."""
+        """Take a run from `wandb.init`."""
         self._run = run
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Send one value for each name at a step.
 
-        What Weights & Biases has seen is not sent again: a resumed run repeats the steps that no checkpoint knew.
+        Steps that were sent before are skipped: a resumed run repeats those after its checkpoint.
         """
         if step >= self._run.starting_step:
             self._run.log(values, step=step)
 
     def summarize(self, values: dict[str, Any]) -> None:
-        """Show results of the whole run, such as its evaluation."""
-        self._run.summary.update(_plain(values))
+        """Add results of the whole run, such as its evaluation."""
+        self._run.summary.update(to_json(values))
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send the remaining data and finish."""
         self._run.finish()
 
 
 def start_wandb(project: str, name: str, config: dict[str, Any], folder: Path, resume: bool) -> WandbRun:
-    """Start to track a run on Weights & Biases, or go on with what was tracked before.
+    """Start or resume a run on Weights & Biases.
 
     Args:
-        project: where it is shown.
-        name: how it is called there.
+        project: name of the project.
+        name: name of the run.
         config: settings to show.
-        folder: of the run, which keeps its id in `wandb_id`.
-        resume: continue the one of this id, if there is one.
+        folder: folder of the run, which keeps the run's ID in `wandb_id`.
+        resume: whether to continue the run of that ID, if there is one.
 
     Raises:
-        ValueError: Weights & Biases is not installed, or does not start, say because nobody signed in.
+        ValueError: Weights & Biases is not installed, or did not start, for example without a login.
     """
     wandb = import_wandb()
     known = folder / "wandb_id"
@@ -169,7 +169,7 @@ def start_wandb(project: str, name: str, config: dict[str, Any], folder: Path, r
         run = wandb.init(
             project=project,
             name=name,
-            config=_plain(config),
+            config=to_json(config),
             dir=folder,
             id=known.read_text(encoding="utf-8").strip(),
             resume="allow" if resume else None,

@@ -1,4 +1,4 @@
-"""A training run beside its algorithm: folder, checkpoints, exact resume, metrics, progress, signals.
+"""All of a training run except its algorithm: folder, checkpoints, exact resume, metrics, progress, signals.
 
 An agent's `train(args, run)` calls it; nothing here calls the algorithm.
 """
@@ -63,7 +63,7 @@ from noisy_envs.training.versions import library_versions
 
 
 class Run(Accelerator):
-    """A training run: what an agent's training loop calls beside the algorithm.
+    """A training run: what an agent's training loop calls that is not the algorithm.
 
     Attributes:
         args: settings of the whole run.
@@ -301,7 +301,7 @@ class Run(Accelerator):
             "agent": self.name,
             "seed": args.seed,
             "steps": self.step,
-            **evaluation_summary(eval_agent, args, args),
+            **evaluation_summary(eval_agent, args, args, self.baselines),
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in agent.parameters()),
             "train_seconds": self.seconds,

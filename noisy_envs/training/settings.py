@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -26,6 +26,7 @@ from noisy_envs.training.distributed import WORLD_SIZE
 from noisy_envs.training.envs import EnvArgs, can_render, game_of, num_learners
 from noisy_envs.training.metrics import import_wandb
 from noisy_envs.training.process import check_memory
+from noisy_envs.validation import did_you_mean
 
 
 @dataclass
@@ -37,8 +38,7 @@ class RunArgs(EnvArgs):
     num_threads: int = 1
     """CPU threads of torch; two are faster on idle cores, but far slower if other programs use them"""
     compile: bool = False
-    """compile network and environments, which takes a minute at the start; on by default on a GPU and for the
-    paper's narrow networks"""
+    """compile network and environments, in about a minute; the default on a GPU and for the paper's networks"""
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient as CUDA graphs"""
     torch_deterministic: bool = False
@@ -46,8 +46,7 @@ class RunArgs(EnvArgs):
     run_dir: Path = Path("runs")
     """parent directory of the run's folder"""
     resume: Path | None = None
-    """folder of a run to resume with its settings; only settings that do not affect learning may be changed, and
-    --total-timesteps may grow if the learning rate is not annealed"""
+    """folder of a run to resume with its settings; those that affect learning cannot be changed"""
     checkpoint_interval: int = 10
     """updates between checkpoints; the first update is always followed by one"""
     track: bool = False
@@ -81,7 +80,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 def parse(module: ModuleType, argv: Sequence[str]) -> Any:
     """Read the settings of an agent, `module.Args`.
 
-    Defaults are those of `--env-id` and `--preset` in presets.toml beside the agent's file, or those of the run that
+    Defaults are those of `--env-id` and `--preset` in presets.toml next to the agent's file, or those of the run that
     `--resume` or `--evaluate` names.
 
     Raises:
@@ -118,7 +117,7 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
     copied without presets.toml has its own defaults for every id.
 
     Raises:
-        ValueError: there is no such preset for this environment.
+        ValueError: there is no such preset for this environment, or presets.toml holds what is no setting.
     """
     game, parameters = registration.find(env_id)
     path = Path(str(module.__file__)).with_name("presets.toml")
@@ -130,26 +129,37 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
     fast = preset == "fast" or (not preset and not in_paper)
     if not fast and name not in presets["paper"]:
         raise ValueError(f"preset={preset!r}: the paper has no settings for {env_id}, only 'fast' is available")
-    values = presets["fast" if fast else "paper"].get(name, {})
+    preset = "fast" if fast else "paper"
+    values = presets[preset].get(name, {})
+    check_types(module, values, f"presets.toml, [{preset}.{name}]")
     on_gpu = device.startswith("cuda")
     can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
     compiled = can_compile and (on_gpu or values.get("compile", False))
-    return module.Args(**{**values, "env_id": env_id, "preset": "fast" if fast else "paper", "compile": compiled})
+    return module.Args(**{**values, "env_id": env_id, "preset": preset, "compile": compiled})
 
 
 def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Read presets: preset -> game -> settings; `inherits = "preset.game"` takes the settings of another table.
 
     If the file is missing, no game has settings.
+
+    Raises:
+        ValueError: naming the file, and what is wrong there.
     """
     if not path.is_file():
         return {"fast": {}, "paper": {}}
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
 
     def resolved(table: dict[str, Any]) -> dict[str, Any]:
-        preset, _, game = table.get("inherits", "").partition(".")
-        base = resolved(tables[preset][game]) if game else {}
-        return base | {name: value for name, value in table.items() if name != "inherits"}
+        if "inherits" not in table:
+            return table
+        preset, _, game = table["inherits"].partition(".")
+        if game not in tables.get(preset, {}):
+            raise ValueError(f"{path}: inherits={table['inherits']!r}: expected the name of a table")
+        return resolved(tables[preset][game]) | {name: x for name, x in table.items() if name != "inherits"}
 
     return {preset: {game: resolved(table) for game, table in games.items()} for preset, games in tables.items()}
 
@@ -184,13 +194,25 @@ def load_args(module: ModuleType, path: Path) -> Any:
     if saved.keys() != known:
         differing = sorted(saved.keys() ^ known)
         raise ValueError(f"{path} was written by another version of this agent: the settings {differing} differ")
-    defaults = module.Args()
-    for name, value in saved.items():
-        default = getattr(defaults, name)
-        kind = str if isinstance(default, Path) else type(default)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{path}: {name}={value!r}: expected a value of type {kind.__name__}")
+    check_types(module, saved, path)
     return module.Args(**{**saved, "run_dir": Path(saved["run_dir"])})
+
+
+def check_types(module: ModuleType, values: dict[str, Any], source: Any) -> None:
+    """Raise ValueError, naming the `source`, unless values are settings of an agent and of the settings' types."""
+    defaults, hints = vars(module.Args()), get_type_hints(module.Args)
+    for name, value in values.items():
+        if name not in defaults:
+            hint = did_you_mean(name, defaults)
+            raise ValueError(
+                f"{source}: {name}={value!r}: {hint}expected a setting of {Path(str(module.__file__)).name}"
+            )
+        kind = str if isinstance(defaults[name], Path) else type(defaults[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{source}: {name}={value!r}: expected a value of type {kind.__name__}")
+        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else (value,)
+        if value not in choices:
+            raise ValueError(f"{source}: {name}={value!r}: expected one of {', '.join(map(repr, choices))}")
 
 
 def check_resume(saved: Any, args: Any) -> None:
@@ -262,8 +284,6 @@ def check_sizes(args: Any, spec: Any) -> None:
         raise ValueError(f"embed_dim={args.embed_dim}: expected a multiple of num_heads={args.num_heads}")
     if values.get("log_std_min", 0) > values.get("log_std_max", 0):
         raise ValueError(f"log_std_min={args.log_std_min}: expected at most log_std_max={args.log_std_max}")
-    if values.get("attention_scale", "head") not in ("head", "embed"):
-        raise ValueError(f"attention_scale={args.attention_scale!r}: expected 'head' or 'embed'")
 
 
 def memory_needs(args: Any, spec: Any, size: int) -> dict[str, int]:

@@ -39,6 +39,8 @@ each_team_and_mode = each_case_and("mode", AutoresetMode, TEAMS)
 each_auto_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 each_seed = pytest.mark.parametrize("seed", [0, 1])
 a_seed = pytest.mark.parametrize("seed", [0, slow(1)])
+# where other tests hold torch to the numbers, shapes and types of NumPy
+numpy_by_default = pytest.mark.parametrize("backend", ["numpy", slow("torch")], indirect=True)
 
 
 def native(env_id: str, num_envs: int, mode: AutoresetMode = NEXT_STEP, **options: Any) -> gymnasium.vector.VectorEnv:
@@ -480,6 +482,7 @@ def test_returned_arrays_of_one_world_are_the_callers(env_id, kind):
 
 
 @each_case
+@numpy_by_default
 def test_many_worlds(env_id, options, backend):
     envs = native(env_id, 4096, SAME_STEP, **options, max_steps=2, backend=backend)
     action = to_backend(envs.action_space.sample(), backend)
@@ -758,6 +761,7 @@ def without_agent_axis(value: Any) -> Any:
 
 
 @each_case_and_mode
+@numpy_by_default
 def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend, dense_rewards):
     game = CASES[ENVIRONMENTS[env_id][0]]
     options = {**options, **game.first_alone, "max_steps": 5, "backend": backend}
@@ -769,6 +773,7 @@ def test_first_is_a_team_of_one_without_its_axis(env_id, options, mode, backend,
 
 
 @each_team
+@numpy_by_default
 def test_a_team_is_drawn_as_in_the_parallel_view(env_id, options, team, backend):
     game, _ = ENVIRONMENTS[env_id]
     if game not in PETTINGZOO:

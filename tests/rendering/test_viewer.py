@@ -463,7 +463,10 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? expected an id that `python -m noisy_envs` lists"),
         (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
         (["chess"], "watch='chess': Environment `chess` doesn't exist; expected an id that"),
-        (["no_module:Chess-v0"], "watch='no_module:Chess-v0': No module named 'no_module'; the folder that holds it"),
+        (
+            ["no_module:Chess-v0"],
+            "watch='no_module:Chess-v0': No module named 'no_module'; its folder must be on PYTHONPATH",
+        ),
         (["CartPole-v1", "--policy", "oracle"], "policy='oracle': expected one of random, or the folder or checkpoint"),
         (["CartPole-v1", "--num-noise", "-1"], "num_noise=-1: expected at least 0"),
         (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),

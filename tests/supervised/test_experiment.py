@@ -425,7 +425,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     path = JOB.folder(tmp_path) / "checkpoint.pt"
     path.parent.mkdir(parents=True)
     torch.save(content, path)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program"):
         experiment.train(Fake(), JOB, settings(tmp_path))
 
 

@@ -350,8 +350,10 @@ def test_vision_network():
         starts.append({name: weight for name, weight in built.state_dict().items() if not name.startswith("head")})
     for other in starts[1:]:
         assert all(torch.equal(weight, other[name]) for name, weight in starts[0].items())
-    places = {pool: task.network(pool, 2).head.places for pool in vision.POOLING_NAMES if pool.startswith("adapool")}
-    assert places == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
+    sources = {
+        pool: task.network(pool, 2).head.query_source for pool in vision.POOLING_NAMES if pool.startswith("adapool")
+    }
+    assert sources == {"adapool-focal": (14, 15, 20, 21), "adapool-mean": "mean", "adapool-corner": (0,)}
     logits = torch.eye(10)[labels]
     assert task.error(logits, labels).tolist() == [0] * 5
     assert task.error(logits, (labels + torch.tensor([0, 1, 0, 1, 1])) % 10).tolist() == [0, 1, 0, 1, 1]
@@ -734,5 +736,5 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
 
     path = alone / "checkpoint.pt"
     save_checkpoint(path, {name: part for name, part in load_checkpoint(path).items() if name != "best"})
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not what this program wrote \(KeyError: 'best'"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} was not written by this program \(KeyError: 'best'"):
         bounds.main([str(alone), "--data-dir", str(tmp_path / "data")])

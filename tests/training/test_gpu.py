@@ -14,7 +14,8 @@ pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
 
 from noisy_envs.training.accelerate import use_deterministic  # noqa: E402
-from noisy_envs.training.metrics import read_metrics  # noqa: E402  torch may be missing
+from noisy_envs.training.main import main  # noqa: E402  torch may be missing
+from noisy_envs.training.metrics import read_metrics  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -28,14 +29,14 @@ ENVIRONMENTS = (
 )
 SMALL = ["--device", DEVICE, "--num-envs", "8", "--num-steps", "16", "--update-epochs", "2", "--minibatch-size", "64"]
 SMALL += ["--num-layers", "1", "--dropout", "0", "--total-timesteps", "256", "--no-anneal-lr", "--eval-episodes", "4"]
-SMALL += ["--no-gif"]
+SMALL += ["--no-capture-video"]
 PLAIN = ["--no-compile", "--no-cuda-graphs"]
 TIMES = {"charts/SPS"}
 
 
 def train(agent, folder, *words):
     """Train, and return the rows of `metrics.csv` without times, and the run's folder."""
-    agent.main([*SMALL, "--run-dir", str(folder), *words])
+    main(agent, [*SMALL, "--run-dir", str(folder), *words])
     (run,) = folder.iterdir()
     rows = read_metrics(run / "metrics.csv")
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows], run
@@ -52,11 +53,11 @@ def test_compiled_and_recorded_training_is_plain_training(head, env_id, tmp_path
 
 def test_a_stopped_run_goes_on(tmp_path):
     agent = load_agent("adapool")
-    words = ["--env-id", ENVIRONMENTS[0], "--compile", "--deterministic"]
+    words = ["--env-id", ENVIRONMENTS[0], "--compile", "--torch-deterministic"]
     try:
         whole, _ = train(agent, tmp_path / "whole", *words)
         _, run = train(agent, tmp_path / "halves", *words, "--total-timesteps", "128")
-        agent.main(["--resume", str(run), "--total-timesteps", "256"])
+        main(agent, ["--resume", str(run), "--total-timesteps", "256"])
     finally:
         use_deterministic(False)
     halves = read_metrics(run / "metrics.csv")

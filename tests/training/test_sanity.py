@@ -13,8 +13,12 @@ from helpers import load_agent
 from torch import Tensor
 
 from noisy_envs.interfaces.functional import StepResult
-from noisy_envs.randomness import episode_key, uniforms
+from noisy_envs.randomness import derive_seed, episode_key, uniforms
 from noisy_envs.tokens import TokenSpec
+from noisy_envs.training.envs import Envs
+from noisy_envs.training.main import main
+from noisy_envs.training.run import Run
+from noisy_envs.training.settings import parse
 
 
 class Marked(NamedTuple):
@@ -35,10 +39,14 @@ class MarkedSign:
     token_spec = TokenSpec(8, ("value", "other", "marked"), {}, padded=False)
     single_action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, num_envs: int, seed: int) -> None:
-        zeros = torch.zeros(num_envs, dtype=torch.int64)
-        self.key = episode_key(seed + torch.arange(num_envs), zeros)
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def reset(self, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+        zeros = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.key = episode_key(seed + torch.arange(self.num_envs), zeros)
         self.batch_state = Marked(self.show(zeros), zeros, zeros > 0)
+        return self.batch_state.tokens, {}
 
     def show(self, clock: Tensor) -> Tensor:
         values, place = uniforms(self.key, clock, (16, 1))
@@ -57,26 +65,51 @@ class MarkedSign:
 
 WORDS = ["--total-timesteps", "32768", "--num-envs", "256", "--num-steps", "8", "--minibatch-size", "512"]
 WORDS += ["--update-epochs", "4", "--num-layers", "1", "--learning-rate", "5e-3"]
-
-
 SLOW = [pytest.param(head, marks=pytest.mark.slow) for head in HEADS if head not in ("adapool", "maxpool")]
 
 
+class MarkedRun(Run):
+    """A run that evaluates nothing, but keeps its agent."""
+
+    def make_envs(self) -> Envs:
+        return Envs(self.args, MarkedSign(self.args.num_envs), 0)
+
+    def finish(self, agent):
+        return agent
+
+
 @pytest.mark.parametrize("head", ["adapool", "maxpool", *SLOW])
-def test_each_head_finds_the_marked_token(head, tmp_path, monkeypatch):
+def test_each_head_finds_the_marked_token(head, tmp_path):
     ppo = load_agent(head)
-
-    def make_envs(args, num_envs, purpose, first=0):
-        envs = MarkedSign(num_envs, ppo.derive_seed(args.seed, purpose) + first)
-        return envs, envs.batch_state.tokens
-
-    monkeypatch.setattr(ppo, "make_envs", make_envs)
-    args = ppo.parse([*WORDS, "--run-dir", str(tmp_path)])
-    trainer = ppo.Trainer(args)
-    while trainer.step < args.total_timesteps:
-        trainer.iterate()
-    trainer.close()
-    envs, tokens = make_envs(args, 1000, "evaluate")
-    found = trainer.agent.best(trainer.agent(tokens)[0])
+    args = parse(ppo, [*WORDS, "--run-dir", str(tmp_path)])
+    run = MarkedRun(ppo, args)
+    agent = ppo.train(args, run)
+    run.close()
+    envs = MarkedSign(1000)
+    tokens, _ = envs.reset(seed=derive_seed(args.seed, "evaluate"))
+    found = agent.distribution.mode(agent(tokens)[0])
     share = float((found == envs.answer(tokens)).float().mean())
     assert share >= 0.95
+
+
+# the project's own environments, minutes each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_demo_learns(tmp_path, seed):
+    words = ["--seed", str(seed), "--run-dir", str(tmp_path), "--no-capture-video"]
+    assert main(load_agent("adapool"), words)["score"] >= 0.7
+
+
+@pytest.mark.slow
+def test_box_world_is_learned_slowly(tmp_path):
+    words = ["--env-id", "noisy_envs/BoxWorld-v0", "--total-timesteps", "524288", "--eval-episodes", "1000"]
+    words += ["--run-dir", str(tmp_path), "--no-capture-video"]
+    assert main(load_agent("adapool"), words)["return"] >= 1.5  # random play: 0.46
+
+
+@pytest.mark.slow
+def test_the_predator_learns(tmp_path):
+    words = ["--env-id", "noisy_envs/SimpleTag-v0", "--seed", "2", "--run-dir", str(tmp_path), "--no-capture-video"]
+    assert main(load_agent("adapool"), words)["score"] >= 0.7
