@@ -104,10 +104,11 @@ def minibatches(samples: Samples, size: int, generator: torch.Generator) -> Iter
 
 
 def use_deterministic(on: bool) -> None:
-    """Let torch use only kernels that give the same bits each time, or any again. Call it before a GPU is used.
+    """Restrict torch to deterministic kernels, or lift the restriction. Call it before a GPU is used.
 
-    Sets the environment's CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads when it starts, unless it is set.
+    Sets the environment variable CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads when it starts, unless it is set.
     """
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on)
+    if on != torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler, for seconds
+        torch.use_deterministic_algorithms(on)
