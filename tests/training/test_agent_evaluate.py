@@ -434,7 +434,9 @@ def test_a_checkpoint_that_names_no_agent_or_has_other_settings_is_refused_in_on
     assert content.pop("file") == "ppo_adapool"
     old = {"hidden_dim": 32, **content["args"]}
     del old["embed_dim"]
-    other = "was written by another version of this agent: the settings ['embed_dim', 'hidden_dim'] differ; start a new run"
+    other = (
+        "was written by another version of this agent: the settings ['embed_dim', 'hidden_dim'] differ; start a new run"
+    )
     for name, args, reason in (
         ("old.pt", old, other),
         ("nameless.pt", content["args"], "is no checkpoint of agents/ppo_*.py: it names no agent"),
