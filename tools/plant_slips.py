@@ -33,6 +33,7 @@ COPIES = "test_agent_heads|test_agent::test_copies_are_checked_and_mended"
 HEADS = ("test_padding", "test_agent_learning|training/test_ppo", "test_training_versions", COPIES)
 PPO = ("test_agent_learning|training/test_ppo", "test_agent_sanity|training/test_sanity", "test_training_versions")
 RESUME = ("test_agent|training/test_run", "test_agent_learners|training/test_several_agents")
+SCHEDULES = (*PPO, RESUME[0])
 LIMIT = 240  # seconds of tests for a slip
 
 
@@ -84,9 +85,9 @@ SLIPS = (
     Slip("the value learns the advantage", r"(targets?) = (gains|advantages?) \+ \w+\.values?\b", r"\1 = \2", PPO),
     Slip("entropy is a cost", r"- (args\.ent_coef \* entropy)", r"+ \1", PPO),
     Slip("KL is of the new policy to the old", r"\((samples\.\w+), parameters\)(\.mean)", r"(parameters, \1)\2", PPO),
-    Slip("the KL penalty grows where KL is small", r"1\.5 if (\S+) > 2 \* (\S+)", r"1.5 if \1 < \2 / 2", (*PPO, RESUME[0])),
+    Slip("the KL penalty grows where KL is small", r"1\.5 if (\S+) > 2 \* (\S+)", r"1.5 if \1 < \2 / 2", SCHEDULES),
     Slip("minibatches are drawn with replacement", r"torch\.randperm\(([^,]+), ", r"torch.randint(\1, (\1,), ", PPO),
-    Slip("the rate falls one update early", r"\(1 - (self\.updates|iteration) /", r"(1 - (\1 + 1) /", (*PPO, RESUME[0])),
+    Slip("the rate falls one update early", r"\(1 - (self\.updates|iteration) /", r"(1 - (\1 + 1) /", SCHEDULES),
     Slip("gradients are not clipped", r"(clip_grad_norm_\(.*, )[\w.]+\)", r"\g<1>1e9)", PPO),
     Slip("dropout does not scale up what it keeps", r"(change \* \w+) / .*(self\.keep|dropout\))", r"\1", PPO),
     Slip("log-probabilities lack the deviation", r"(0\.5 \* squares) \+ log_std", r"\1", PPO),
