@@ -120,23 +120,24 @@ class PoolingHead(nn.Module):
         """Return what the encoder reads: tokens (R, N, H) and mask (R, N), here unchanged."""
         return tokens, mask
 
-    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention weights (R, heads, N) of embeddings (R, N, H)."""
-        query = (self.query(x[:, self.query_index]) * self.scale).unflatten(1, (self.num_heads, -1))
+    def attend(self, own: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attention weights (R, heads, N) that embeddings (R, N, H) get from the agent's own one (R, H)."""
+        query = (self.query(own) * self.scale).unflatten(1, (self.num_heads, -1))
         key = self.key.weight.view(self.num_heads, -1, x.shape[2])
         scores = torch.einsum("rhe,hed->rhd", query, key) @ x.mT  # x_q W_Q W_K' comes first: no token is projected
         return (scores if mask is None else scores.masked_fill(~mask[:, None], -torch.inf)).softmax(2)
 
     def weights(self, x: Tensor, mask: Tensor | None, attention: Tensor | None = None) -> Tensor:
         """Return the weights that videos show, (R, N) >= 0; `attention` (R, heads, N, N) is that of the last layer."""
-        return self.attend(x, mask).mean(1)
+        return self.attend(x[:, self.query_index], x, mask).mean(1)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Pool embeddings (R, N, H) to (R, H)."""
+        own = x[:, self.query_index]
         value = self.value.weight.view(self.num_heads, -1, x.shape[2])
-        heads = torch.einsum("rhd,hed->rhe", self.attend(x, mask) @ x, value)
+        heads = torch.einsum("rhd,hed->rhe", self.attend(own, x, mask) @ x, value)
         pooled: Tensor = self.output(heads.flatten(1))
-        return pooled + x[:, self.query_index]
+        return pooled + own
 
 
 class Agent(nn.Module):
