@@ -65,8 +65,7 @@ class Trained:
         self._args = args = envs.with_start_of(args, trained)
         self.learners, self.env_kwargs = args.learners, envs.eval_env_kwargs(args, trained)
         self.seed = derive_seed(args.seed, "evaluate")
-        self._agent = evaluation.make_eval_agent(module, args, envs.make_eval_envs(args, 1)[0])
-        evaluation.load_weights(self._agent, module, checkpoint, content)
+        self._agent = evaluation.load_agent(module, args, checkpoint, content)
         self._generator = torch.Generator().manual_seed(args.seed)
 
     def act(self, playback: Playback) -> tuple[Array, Array]:

@@ -58,6 +58,13 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
         raise ValueError(f"{path} holds the weights of another network than these settings define: {reason}") from None
 
 
+def load_agent(module: ModuleType, args: Any, path: Path, content: dict[str, Any]) -> Any:
+    """Return the agent of a checkpoint, as `load_weights` takes it, for the environment of `args`."""
+    agent = make_eval_agent(module, args, environments.make_eval_envs(args, 1)[0])
+    load_weights(agent, module, path, content)
+    return agent
+
+
 def select_action(agent: Any, tokens: Tensor, args: Any, generator: torch.Generator) -> Tensor:
     """Return the actions of an evaluation for tokens (R, N, D).
 
@@ -240,9 +247,7 @@ def eval_cases(module: ModuleType, args: Any, argv: Sequence[str]) -> list[tuple
             eval_args = dataclasses.replace(merged, num_noise=noise)
             validate(eval_args)
             eval_args = environments.with_start_of(eval_args, trained)
-            agent = make_eval_agent(module, eval_args, environments.make_eval_envs(eval_args, 1)[0])
-            load_weights(agent, module, checkpoint_path(path), content)
-            cases.append((path, trained, eval_args, agent))
+            cases.append((path, trained, eval_args, load_agent(module, eval_args, checkpoint_path(path), content)))
     return cases
 
 

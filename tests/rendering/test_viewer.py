@@ -171,13 +171,12 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 
 def filmed(ppo, run):
     """Return the film that an agent's file makes of a run."""
-    from noisy_envs.training import envs, evaluation
+    from noisy_envs.training import evaluation
     from noisy_envs.training.checkpoint import load_checkpoint
     from noisy_envs.training.settings import load_args
 
     args = load_args(ppo, run)
-    agent = evaluation.make_eval_agent(ppo, args, envs.make_eval_envs(args, 1)[0])
-    evaluation.load_weights(agent, ppo, run, load_checkpoint(run / "checkpoint.pt"))
+    agent = evaluation.load_agent(ppo, args, run, load_checkpoint(run / "checkpoint.pt"))
     return evaluation.record_episode(agent, args)
 
 

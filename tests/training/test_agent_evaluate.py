@@ -105,7 +105,7 @@ def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
         args = parse(ppo, ["--seed", str(seed), "--num-envs", "512"])
-        played = make_envs(args).reset().envs, make_eval_envs(args, 512)[0].batch_state
+        played = make_envs(args).start.envs, make_eval_envs(args, 512)[0].batch_state
         seen = [set(state.seed.tolist()) for state in played]
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
@@ -201,7 +201,7 @@ def test_a_start_does_not_tell_how_much_noise_a_range_drew(ppo):
     reach = {}
     for told in ([], ["spread=None"]):  # the paper's rule, if it is asked for
         args = parse(ppo, ["--env-kwargs", "num_noise=(0, 252)", *told])
-        state = make_envs(dataclasses.replace(args, num_envs=4096)).reset().envs.state
+        state = make_envs(dataclasses.replace(args, num_envs=4096)).start.envs.state
         noise = (state.landmark[..., 4] >= 0).sum(dim=1)
         reach[bool(told)] = [state.mover[few, :, :2].abs().max().item() for few in (noise < 12, noise > 200)]
     assert min(reach[False]) > 3.9 and reach[True][0] <= 2 and reach[True][1] > 3.9
