@@ -16,7 +16,7 @@ from helpers import ROOT, load_agent
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
-from training_helpers import begin, rollout  # noqa: E402  torch may be missing
+from training_helpers import SMALL, begin, rollout  # noqa: E402  torch may be missing
 
 from noisy_envs.nn import pooling  # noqa: E402
 from noisy_envs.training.accelerate import accumulate_gradient  # noqa: E402
@@ -239,7 +239,7 @@ def test_weights_that_no_video_could_show_are_refused_before_training(weights, g
         agent.PoolingHead, "forward", lambda self, x, mask: (plain(self, x, mask)[..., None] * x).sum(1)
     )
     with pytest.raises(SystemExit, match=rf"^error: PoolingHead\.weights: expected [^\n]*\(2, 8\), got [^\n]*{given}"):
-        main(agent, ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--run-dir", str(tmp_path)])
+        main(agent, [*SMALL, "--capture-video", "--total-timesteps", "64", "--run-dir", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
