@@ -164,7 +164,7 @@ def known_levels(args: Any, trained: Any) -> dict[str, float]:
 
 
 def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dict[str, Any]:
-    """Summarise returns (E,): mean and normalised score, with bootstrapped 95 % confidence intervals."""
+    """Summarise returns (E,): mean and normalised score, with bootstrapped 95% confidence intervals."""
     low, high = bootstrap_interval(returns, seed)
     return {
         "score": baselines.normalized_score(float(returns.mean())),
@@ -191,10 +191,10 @@ def format_score(summary: dict[str, Any], args: Any) -> str:
     """Describe the result of an evaluation in a line."""
     name, scale = ("return", "") if math.isnan(summary["score"]) else ("score", f"; 0 random, 1 {solved_label(args)}")
     low, high = summary[f"{name}_95"]
-    interval = "no interval from one episode" if math.isnan(low) else f"95 % interval {low:.3f} to {high:.3f}"
+    interval = "no interval from one episode" if math.isnan(low) else f"95% interval {low:.3f} to {high:.3f}"
     total = "" if name == "return" else f", return {summary['return']:.3f}"
     known = summary.get("known_levels")
-    episodes = f"episodes, {100 * known:.3g} % on levels of training" if known else "unseen episodes"
+    episodes = f"episodes, {100 * known:.3g}% on levels of training" if known else "unseen episodes"
     return f"{name} {summary[name]:.3f} ({interval}{scale}){total} over {args.eval_episodes} {episodes}"
 
 

@@ -710,7 +710,7 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     bounds.main(["runs", "--data-dir", "data"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
     rows = [line.split(" | ") for line in lines]
-    assert [row[-1] for row in rows] == 2 * ["100.00 % |"]
+    assert [row[-1] for row in rows] == 2 * ["100.00% |"]
     assert "nan" not in str(rows) and (tmp_path / "runs" / "bounds.png").is_file()
 
     alone = tmp_path / "runs" / "KNN-6" / "adapool" / "seed-1-fold-1"

@@ -227,7 +227,7 @@ def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_
     bank = {draw_level(config, number) for number in range(2000)}
     share = np.mean([draw_level(config, number) in bank for number in asked])
     assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
-    told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
+    told = f"over 200 episodes, {100 * share:.3g}% on levels of training"
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
