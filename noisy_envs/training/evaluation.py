@@ -1,4 +1,4 @@
-"""Evaluation of agents: returns on held-out seeds, scores, films, tables over several runs and noise levels.
+"""Evaluation of agents: returns on held-out seeds, scores, videos, tables over several runs and noise levels.
 
 Shapes: `E` episodes, `R` controlled agents in all environments together, `N` tokens, `D` features.
 """
@@ -44,7 +44,7 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
     """Load the weights of the checkpoint at `path`, whose `content` has been read.
 
     Raises:
-        ValueError: it was written by another agent, some of which have the same weights, or is of another network.
+        ValueError: another agent wrote it (some have weights of the same shapes), or its network differs.
     """
     own, saved = Path(str(module.__file__)).stem, agent_name(path, content)
     if saved != own:
@@ -199,7 +199,7 @@ def format_score(summary: dict[str, Any], args: Any) -> str:
 
 
 def evaluate_runs(module: ModuleType, args: Any, argv: Sequence[str]) -> list[dict[str, Any]]:
-    """Evaluate each checkpoint at each noise level; write a table, a matrix and a film; return the rows of the table.
+    """Evaluate each checkpoint at each noise level; write a table, a matrix and a video; return the rows of the table.
 
     Arguments of the command line apply to all checkpoints; other settings are those of each run.
 

@@ -439,7 +439,7 @@ def test_a_checkpoint_that_names_no_agent_or_has_other_settings_is_refused_in_on
     )
     for name, args, reason in (
         ("old.pt", old, other),
-        ("nameless.pt", content["args"], "is no checkpoint of agents/ppo_*.py: it names no agent"),
+        ("nameless.pt", content["args"], "is not a checkpoint of agents/ppo_*.py: it names no agent"),
     ):
         path = tmp_path / name
         save_checkpoint(path, {**content, "head": "AdaPool", "args": args})
