@@ -227,7 +227,7 @@ def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_
     bank = {draw_level(config, number) for number in range(2000)}
     share = np.mean([draw_level(config, number) in bank for number in asked])
     assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
-    told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
+    told = f"over 200 episodes, {100 * share:.3g}% on levels of training"
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
@@ -439,7 +439,7 @@ def test_a_checkpoint_that_names_no_agent_or_has_other_settings_is_refused_in_on
     )
     for name, args, reason in (
         ("old.pt", old, other),
-        ("nameless.pt", content["args"], "is no checkpoint of agents/ppo_*.py: it names no agent"),
+        ("nameless.pt", content["args"], "is not a checkpoint of agents/ppo_*.py: it names no agent"),
     ):
         path = tmp_path / name
         save_checkpoint(path, {**content, "head": "AdaPool", "args": args})
