@@ -229,7 +229,7 @@ def test_copies_are_checked_and_mended(tmp_path):
     assert check.main(fix=True) == 0 and (tmp_path / "agents" / "ppo_mine.py").read_text() == "x = 1\n"
 
 
-@pytest.mark.parametrize(("weights", "given"), [("x.mean(2)", "from -"), ("x.abs()[:, :2, 0]", r"\(2, 2\)")])
+@pytest.mark.parametrize(("weights", "given"), [("-x.abs().mean(2)", "from -"), ("x.abs()[:, :2, 0]", r"\(2, 2\)")])
 def test_weights_that_no_video_could_show_are_refused_before_training(weights, given, tmp_path, monkeypatch):
     agent = load_agent("avgpool")
     code = f"lambda self, x, mask, attention=None: {weights}"
