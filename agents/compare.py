@@ -6,7 +6,7 @@
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --: arguments for every agent
     python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
     python agents/compare.py --plot-only                                          # from the runs that exist
-    python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same ids
+    python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same IDs
 
 A job is one agent, seed and noise level; its folder OUT/LEVEL/AGENT/seed-S holds the run and `log.txt`. The same
 command again starts missing runs and resumes stopped ones. While it runs, a second command with this OUT is refused. On
@@ -73,9 +73,9 @@ class Args:
     env_ids: tuple[str, ...] = tuple(
         f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v31v0", "1v15v16", "1v3v28", "1v1v30")
     )
-    """ids of one environment at several noise levels"""
+    """environment IDs of one game, at several noise levels"""
     num_noise: tuple[int, ...] = ()
-    """noise levels for a single environment id, instead of several ids"""
+    """noise levels for a single environment ID, instead of several IDs"""
     jobs: int = 1
     """runs at a time on this machine, without Ray"""
     ray: bool = False
@@ -112,12 +112,12 @@ class Setting(NamedTuple):
 
     @property
     def start_kwargs(self) -> dict[str, Any]:
-        """The option with which all noise levels of one id start in the same states."""
+        """The option with which all noise levels of one ID start in the same states."""
         return {} if self.num_noise is None else registration.fixed_start(self.env_id, {})
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
-        """Options of the environment, in addition to those of the id."""
+        """Options of the environment, in addition to those of the ID."""
         return {} if self.num_noise is None else {registration.NOISE[self.game]: self.num_noise, **self.start_kwargs}
 
     def agent_args(self, shared: Sequence[str]) -> list[str]:
@@ -261,12 +261,12 @@ def check(args: Args) -> None:
     check_numbers(args)
     games, ids = {registration.find(env_id)[0] for env_id in args.env_ids}, " ".join(args.env_ids)
     if len(games) > 1:
-        raise ValueError(f"env_ids={ids}: expected ids of one game, got {registration.join_names(sorted(games))}")
+        raise ValueError(f"env_ids={ids}: expected IDs of one game, got {registration.join_names(sorted(games))}")
     if games == {registration.OTHER} and len(set(args.env_ids)) > 1:
-        raise ValueError(f"env_ids={ids}: expected one id, with noise levels in --num-noise")
+        raise ValueError(f"env_ids={ids}: expected one ID, with noise levels in --num-noise")
     if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
         allowed = registration.join_names(registration.NOISE)
-        raise ValueError(f"num_noise={args.num_noise}: expected with one id in --env-ids, of {allowed}")
+        raise ValueError(f"num_noise={args.num_noise}: expected with one ID in --env-ids, of {allowed}")
     if args.compare_with and not args.plot_only:
         raise ValueError(f"compare_with={' '.join(map(str, args.compare_with))}: expected together with --plot-only")
     if args.address is not None and not args.ray:
@@ -353,7 +353,7 @@ def flatten(jobs: Mapping[Setting, list[Job]]) -> list[Job]:
 def check_has_runs(name: str, out: Path, jobs: Mapping[Setting, list[Job]]) -> None:
     """Raise ValueError if no job has a run to plot."""
     if not any(job.run() for job in flatten(jobs)):
-        raise ValueError(f"{name}={out}: expected a folder with runs of these agents, ids and seeds")
+        raise ValueError(f"{name}={out}: expected a folder with runs of these agents, IDs and seeds")
 
 
 def score(summary: Mapping[str, Any] | None) -> float:

@@ -2,7 +2,7 @@
 
     python agents/ppo_adapool.py                                                # SimpleCentroid: minutes on a CPU
     python agents/ppo_adapool.py --env-id noisy_envs/SimpleTag-1v3v28-v0        # the paper's network and settings
-    python agents/ppo_adapool.py --env-id noisy_envs/BoxWorldEntities-v0 --preset fast    # settings of our own
+    python agents/ppo_adapool.py --env-id noisy_envs/BoxWorldEntities-v0 --preset fast    # our own settings
     python agents/ppo_adapool.py --env-id CartPole-v1 --num-noise 28            # any Gymnasium environment, with noise
     python agents/ppo_adapool.py --learners all --env-kwargs num_agents=3       # three agents share one network
     python agents/ppo_adapool.py --device cuda                                  # environments and network on a GPU
@@ -11,7 +11,7 @@
     python agents/ppo_adapool.py --evaluate runs/NAME --num-noise 0 4 28 60 --record episode.mp4
 
 The four files `ppo_*.py` take the same options and differ in `PoolingHead` only. `presets.toml` holds the
-hyperparameters of each environment; `noisy_envs.training` does what is not PPO: environments, checkpoints, metrics,
+hyperparameters of each environment; `noisy_envs.training` does everything else: environments, checkpoints, metrics,
 evaluation, videos, several GPUs.
 
 Shapes: T steps, R controlled agents in all environments together, N tokens, D features, H embedding width, A actions,
@@ -217,7 +217,7 @@ def rollout(agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Te
 def next_values(agent: Agent, policy: Policy, batch: Transition, last_tokens: Tensor) -> Tensor:
     """Return the values (T, R) of the states that the steps led to, before any reset.
 
-    After termination there is nothing to come: 0. A truncated episode could go on, so its last state has a value.
+    After termination the value is 0. A truncated episode could go on, so its last state has a value.
     """
     following = torch.cat([batch.value[1:], policy(last_tokens)[1][None]])
     truncated = batch.truncated & ~batch.terminated

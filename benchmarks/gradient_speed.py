@@ -93,7 +93,7 @@ class FirstUpdate(Run):
 
     def begin(self, agent: Any, optimizer: Any, generator: Any, envs: Any, kl_coef: float) -> tuple[EnvState, float]:
         """Create no folder."""
-        return envs.reset(), kl_coef
+        return envs.start, kl_coef
 
     def iterations(self) -> Iterator[int]:
         """Train for one update."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import gymnasium
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 
 # a fixed spread: otherwise the starting positions reveal how much noise there is
 env: Any = gymnasium.make("noisy_envs/SimpleCentroid-v0", num_noise=(0, 28), spread=2.5)

@@ -1,6 +1,6 @@
 """Record the oracle as a GIF, with halos on the signal: python examples/record_gif.py [ENV_ID] [FILE.gif].
 
-ENV_ID is an id of this package.
+ENV_ID is an environment ID of this package.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 from noisy_envs.rendering.video import write_gif
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -19,7 +19,7 @@ parser.add_argument("file", nargs="?", type=Path, default=Path("oracle.gif"))
 args = parser.parse_args()
 env: Any = gymnasium.make(args.env_id, render_mode="rgb_array").unwrapped
 if "oracle" not in getattr(getattr(env, "game", None), "policies", ()):
-    parser.error(f"{args.env_id}: must be an id of this package, whose game has an oracle")
+    parser.error(f"{args.env_id}: expected an ID of this package, whose game has an oracle")
 _, info = env.reset(seed=1)
 frames, ended = [], False
 while not ended:

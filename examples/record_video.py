@@ -10,7 +10,7 @@ import sys
 import gymnasium
 from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 
 env_id = sys.argv[1] if len(sys.argv) > 1 else "noisy_envs/SimpleCentroid-v0"
 env = gymnasium.make(env_id, render_mode="rgb_array")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 from noisy_envs.nn.pooling import AdaPool, AvgPool, MaxPool
 from noisy_envs.nn.theory import optimal_pool, signal_loss
 

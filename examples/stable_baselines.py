@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO with AdaPool as features extractor. Needs: pip install -e ".[sb3]".
 
-python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is an id of this package.
+python examples/stable_baselines.py [ENV_ID] [STEPS]; ENV_ID is an environment ID of this package.
 """
 
 import sys
@@ -12,7 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 from noisy_envs.baselines import baseline_returns
 from noisy_envs.nn.pooling import AdaPool
 from noisy_envs.tokens import TokenSpec

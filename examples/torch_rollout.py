@@ -13,7 +13,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 from noisy_envs.nn.pooling import AdaPool
 
 STEPS, EPISODE = 16, 128  # steps of backpropagation; steps of an episode

@@ -16,7 +16,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-import noisy_envs  # noqa: F401  registers the ids
+import noisy_envs  # noqa: F401  registers the environments
 from noisy_envs.nn.pooling import AdaPool
 
 NUM_ENVS, EPISODE = 64, 128  # steps of an episode

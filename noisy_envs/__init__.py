@@ -2,7 +2,7 @@
 
 Importing this package registers its environments: `gymnasium.make("noisy_envs/SimpleCentroid-v0")`. Its names:
 
-* `ENVIRONMENTS`: all ids, with their games and options.
+* `ENVIRONMENTS`: all environment IDs, with their games and options.
 * `TokenSpec`: the meaning of the tokens of an observation.
 
 Folders, each imported when first used:
@@ -12,7 +12,7 @@ Folders, each imported when first used:
 * `wrappers`: tokens and noise for any environment, `wrappers.noisy_tokens(env, num_noise)`.
 * `nn`: pooling heads, the paper's theory, and the encoder of the agents (torch).
 * `training`: what a training run needs besides its algorithm (torch).
-* `rendering`: images, films and the viewer (pygame).
+* `rendering`: images, videos and the viewer (pygame).
 """
 
 from noisy_envs.registration import ENVIRONMENTS, register

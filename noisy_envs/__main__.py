@@ -22,7 +22,7 @@ from noisy_envs.rendering.window import has_display
 from noisy_envs.training.process import EXIT_INTERRUPTED, ignore_broken_pipe, memory_errors
 from noisy_envs.validation import did_you_mean
 
-COLUMNS = ("id", "tokens", "actions", "noise", "random", "oracle")
+COLUMNS = ("ID", "tokens", "actions", "noise", "random", "oracle")
 LEGEND = """
 tokens: (N, features); noise: number of noise tokens in the first episode;
 random, oracle: mean returns per episode.
@@ -33,7 +33,7 @@ python -m noisy_envs --help"""
 
 
 def row(env_id: str) -> tuple[str, ...]:
-    """Return the row of an id in the table, a text for each of `COLUMNS`."""
+    """Return the row of an environment ID in the table, a text for each of `COLUMNS`."""
     env: Any = gymnasium.make(env_id).unwrapped
     tokens, info = env.reset(seed=0)
     actions = f"{env.game.num_actions} floats" if env.game.continuous_actions else f"one of {env.game.num_actions}"
@@ -43,7 +43,7 @@ def row(env_id: str) -> tuple[str, ...]:
 
 
 def table() -> str:
-    """Return a table of all ids with their tokens, actions and returns, at most 80 characters wide."""
+    """Return a table of all environment IDs with their tokens, actions and returns, at most 80 characters wide."""
     rows = [COLUMNS, *map(row, ENVIRONMENTS)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     num_texts = 3  # columns of text, aligned left; numbers are aligned right
@@ -55,7 +55,7 @@ def table() -> str:
 
 
 def check_policy(policy: str, env_id: str | None) -> None:
-    """Raise ValueError unless `policy` is a baseline policy of the id, or an existing file or folder."""
+    """Raise ValueError unless `policy` is a baseline policy of the environment ID, or an existing file or folder."""
     known = baseline_names(env_id)
     if policy not in known and not Path(policy).exists():
         baselines = f"one of {', '.join(known)}, or " if known else ""
@@ -122,13 +122,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--watch",
         metavar="ID",
-        help="environment to watch: an id of this package, another Gymnasium id, or module:Id-v0 (default: the one of "
-        "the run)",
+        help="environment to watch: an ID of this package, another Gymnasium ID, or module:Id-v0 (default: the run's)",
     )
     parser.add_argument(
         "--policy",
         help="a baseline policy of the game, such as oracle or random, or the folder or checkpoint.pt of a run of "
-        "agents/ppo_*.py, with its weights of the tokens as halos, or as bars in other Gymnasium environments "
+        "agents/ppo_*.py, whose token weights are drawn as halos, or as bars in other Gymnasium environments "
         "(default: oracle, or random in other Gymnasium environments)",
     )
     parser.add_argument(
@@ -140,8 +139,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--overlay", choices=("attention", "saliency"), default="attention",
-        help="weights of an agent's tokens to show: attention, the weights in the pool, or saliency, how strongly each "
-        "token influences the action (default: attention)",
+        help="what to show of a trained agent: attention, the pooling weight of each token, or saliency, how strongly "
+        "each token influences the action (default: attention)",
     )  # fmt: skip
     parser.add_argument(
         "--agents-dir", type=Path, metavar="DIR", help="folder of ppo_*.py (default: agents in the checkout)"

@@ -2,8 +2,8 @@
 
     score = (return − random) / (oracle − random)
 
-A random policy scores 0, the oracle, which sees the state, 1. `baseline_returns.json` stores both for each id, so that
-all scores are normalised alike; `tools/measure_baselines.py` writes it, with its seed and commit.
+A random policy scores 0, and the oracle, which sees the state, 1. `baseline_returns.json` stores both for each ID, so
+that all scores are normalised alike; `tools/measure_baselines.py` writes it, with its seed and commit.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class BaselineReturns(NamedTuple):
 
 
 def baseline_returns(env_id: str, options: dict[str, Any] | None = None) -> BaselineReturns:
-    """Return the baselines of an id: from the table or, if options change the game, measured in some seconds.
+    """Return the baselines of an environment ID, stored or, if options change the game, measured in a few seconds.
 
     Raises:
-        KeyError: the id is not of this package.
+        KeyError: the environment ID is not of this package.
         TypeError, ValueError: unknown option, or invalid value.
     """
     if env_id not in ENVIRONMENTS:
@@ -53,11 +53,11 @@ def play_baseline(
     """Let a built-in policy control the first agent.
 
     Args:
-        env_id: an id of this package.
+        env_id: an environment ID of this package.
         policy: one of the game's `policies`.
         episodes: number of episodes, one in each environment.
         seed: of environment 0; environment i has seed + i.
-        options: of the game; they override those of the id.
+        options: of the game; they override those of the ID.
 
     Returns:
         Episodic returns (episodes,).

@@ -1,4 +1,4 @@
-"""The table of environment ids, each a game with options, and their registration with Gymnasium."""
+"""The table of environment IDs, each a game with options, and their registration with Gymnasium."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
 }
 
-OTHER = "other Gymnasium environments"  # the game of all ids outside the table, see `training.gymnasium_envs`
+OTHER = "other Gymnasium environments"  # the game of all IDs outside the table, see `training.gymnasium_envs`
 
 # by game: the option that sets the amount of noise
 NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", OTHER: "num_noise"}
@@ -52,7 +52,7 @@ PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0
 
 
 def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
-    """Return the game and the options of an id; the game is OTHER if the table lacks the id.
+    """Return the game and the options of an environment ID; the game is OTHER if the table lacks the ID.
 
     Raises:
         ValueError: see `canonical_id`.
@@ -61,10 +61,10 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
 
 
 def canonical_id(env_id: str, setting: str = "env_id") -> str:
-    """Return an id as the table has it, or unchanged if the table lacks it; import the module of `module:Id-v0`.
+    """Return an ID as in the table, or unchanged if the table lacks it; import the module of `module:Id-v0`.
 
     Raises:
-        ValueError: the import fails, or the id is not registered; the message names the `setting`.
+        ValueError: the import fails, or the ID is not registered; the message names the `setting`.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -76,14 +76,14 @@ def canonical_id(env_id: str, setting: str = "env_id") -> str:
     except (gymnasium.error.Error, ImportError) as error:
         reason = f"{setting}={env_id!r}: {one_line(error)}; ".replace("?; ", "? ")
         if module:
-            raise ValueError(f"{reason}expected an id that {module} registers") from None
-        expected = "an id that `python -m noisy_envs` lists, another id of Gymnasium, or module:Id-v0"
+            raise ValueError(f"{reason}expected an ID that {module} registers") from None
+        expected = "an ID that `python -m noisy_envs` lists, another Gymnasium ID, or module:Id-v0"
         raise ValueError(f"{reason}{_suggestion(name)}expected {expected}") from None
     return env_id
 
 
 def short_name(env_id: str) -> str:
-    """Return an id without module and namespace, as a valid file name on every system."""
+    """Return an ID without module and namespace, as a valid file name on every system."""
     return re.sub(r"[^\w.-]", "-", re.split("[/:]", env_id)[-1])
 
 
@@ -114,7 +114,7 @@ def one_line(error: Exception | str) -> str:
 
 
 def _suggestion(name: str) -> str:
-    """Return a question with the id of the table nearest to a name, whose namespace and version may be missing."""
+    """Return a question with the known ID nearest to a name, which may lack namespace and version."""
     known: dict[str, str] = {}
     for env_id in ENVIRONMENTS:
         short = short_name(env_id)
@@ -146,10 +146,10 @@ def game_class(game: GameLike) -> type:
 def eval_levels(
     env_id: str, options: dict[str, Any] | None = None, trained: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the options by which an evaluation draws levels that training did not draw.
+    """Return the options with which an evaluation draws levels that training did not draw.
 
-    They are {} for games without levels, and where the levels of `options` and of `trained`, the options in training
-    (by default the same), do not overlap. Otherwise levels start after the last training level.
+    They are {} for games without levels, and if the levels of `options` do not overlap those of `trained`, the options
+    in training (by default the same). Otherwise levels start after the last training level.
     """
     game, parameters = find(env_id)
     if game != BoxWorld.name:
@@ -180,8 +180,8 @@ def fixed_start(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
 def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Return what to add to `options` so that the amount of noise does not affect the starting states.
 
-    They are then those of `like`, an id and options, by default of the id with these options. It is {} where `options`
-    set the spread themselves, or the starting states agree anyway.
+    These states are then those of `like`, an ID and its options, by default `env_id` and `options`. The result is {} if
+    `options` set the spread, or if the starting states agree anyway.
     """
     start, own = fixed_start(*(like or (env_id, options))), fixed_start(env_id, options)
     if not own or "spread" in options:
@@ -191,7 +191,7 @@ def same_start(env_id: str, options: dict[str, Any], like: tuple[str, dict[str, 
 
 
 def register() -> None:
-    """Register all ids with Gymnasium; safe to repeat."""
+    """Register all environment IDs with Gymnasium; safe to repeat."""
     for env_id, (game, parameters) in ENVIRONMENTS.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(

@@ -129,7 +129,7 @@ def format_table(by_k: Mapping[int, Measurement]) -> str:
         signal, noise = (f"{minimum:.4f} to {maximum:.4f}" for minimum, _, maximum in (run.signal, run.noise))
         lines.append(
             f"| {k} | {run.runs} | {numbers} | {low:.4f} | {signal} | {high:.4f} "
-            f"| {noise_low:.4f} | {noise} | {noise_high:.4f} | {100 * run.inside:.2f} % |"
+            f"| {noise_low:.4f} | {noise} | {noise_high:.4f} | {100 * run.inside:.2f}% |"
         )
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from noisy_envs.randomness import episode_key, uniforms
 
 
 class Chance(NamedTuple):
-    """Random numbers of items, whatever their batch, order or device.
+    """Random numbers of items, independent of batch, order and device.
 
     They are those of `noisy_envs.randomness`, with items in place of episodes and epochs in place of steps.
     """

@@ -1,6 +1,6 @@
-"""Images to classify: loaded and verified, normalized, augmented, cut into patches, hidden among patches of others.
+"""Images to classify: load, verify, normalize, augment, cut into patches, hide among patches of other images.
 
-The paper's experiments (section 4.5, appendix C.7) are on `cifar10` and `cifar100`; `fashion-mnist` and `digits` serve
+The paper's experiments (section 4.5, appendix C.7) use `cifar10` and `cifar100`; `fashion-mnist` and `digits` serve
 machines without a network. `clutter` is not in the paper: it sets the signal-to-noise ratio k/N of section 3.1, which
 is unknown for CIFAR.
 
@@ -189,7 +189,7 @@ def clutter(
     Numbers (B, `num_hide`) from U[0, 1) determine both.
 
     Returns:
-        Canvases (B, C, T, T), T being `canvas_size`, and a mask bool (B, N) of the image's patches.
+        Canvases (B, C, T, T), where T is `canvas_size`, and a mask bool (B, N) of the image's patches.
 
     Raises:
         ValueError: the canvas is smaller than the image, patches do not fill one of them, or `others` differ from
@@ -241,7 +241,7 @@ def _cifar(archive: Archive, data_dir: Path, download: bool) -> Images:
                         raise ValueError(f"{path}: {name} has {member.size} bytes, expected at most {MAX_BYTES}")
                     members[name] = file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is incomplete or no archive: {error}") from error
+        raise ValueError(f"{path} is incomplete or not an archive: {error}") from error
     train, test = (_records(members, names, archive, path) for names in (archive.train, archive.test))
     return Images(*train, *test, num_classes=archive.num_classes, flip=True)
 
@@ -344,7 +344,7 @@ def _unpack(data: bytes, path: Path) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is incomplete or no gzip file: {error}") from error
+        raise ValueError(f"{path} is incomplete or not a gzip file: {error}") from error
     if len(content) > MAX_BYTES:
         raise ValueError(f"{path} unpacks to more than {MAX_BYTES} bytes: expected another file")
     return content

@@ -104,7 +104,7 @@ def baselines(args: Args) -> dict[str, dict[str, float]]:
         for row, guess in guesses.items():
             errors[row][column_name(k)] = (guess - targets).square().mean().item()
         if args.embed_dim < args.num_features:
-            row = f"least from embed_dim {args.embed_dim}"
+            row = f"lowest possible, embed_dim {args.embed_dim}"
             errors.setdefault(row, {})[column_name(k)] = least_error(targets, args.embed_dim)
     return errors
 

@@ -112,7 +112,7 @@ def load_sets(sets: Sets, folder: Path, workers: int = 2) -> Tensor:
         with np.errstate(over="raise"):  # the product of the sizes in a crafted header
             values = np.lib.format.open_memmap(path, mode="c")  # changes stay in memory
     except (ValueError, EOFError, ArithmeticError) as error:
-        raise ValueError(f"{path} is no file of sets ({error}): delete it, and it will be written again") from None
+        raise ValueError(f"{path} is not a file of sets ({error}): delete it, and it will be written again") from None
     if values.shape != sets[:3] or values.dtype != np.float32:
         raise ValueError(f"{path} holds {values.dtype} {values.shape}, expected float32 {sets[:3]}: delete it")
     return torch.from_numpy(values)

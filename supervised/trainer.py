@@ -46,7 +46,7 @@ class Task(Protocol):
         """Make the network with one of the pooling heads."""
 
     def draw(self, index: Tensor, chance: Chance) -> Tensor:
-        """Return the random numbers (B, ...) that augment samples (B,) in training, whatever their batch."""
+        """Return the random numbers (B, ...) that augment samples (B,) in training, for any batch."""
 
     def batch(self, index: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of samples (B,); in training, `numbers` augment them."""
@@ -94,7 +94,7 @@ Gradient = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 def make_gradient(task: Task, network: Network) -> Gradient:
-    """Return a function of inputs and targets: the loss, and its gradients by the parameters."""
+    """Return a function of inputs and targets: the loss, and its gradients with respect to the parameters."""
     parameters = list(network.parameters())
 
     def gradient(inputs: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

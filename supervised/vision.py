@@ -55,7 +55,7 @@ class Args(experiment.Args):
     seeds: tuple[int, ...] = (1,)
     folds: tuple[int, ...] = (1,)
     padding: int = 4
-    """pixels by which training may shift images"""
+    """maximum shift of training images, in pixels"""
     epochs: int = 4
     batch_size: int = 128
     learning_rate: float = 3e-3

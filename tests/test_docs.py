@@ -109,7 +109,7 @@ def test_a_film_of_an_oracle_needs_one(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["record_gif.py", "CartPole-v1"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(ROOT / "examples" / "record_gif.py"), run_name="__main__")
-    assert "CartPole-v1: must be an id of this package, whose game has an oracle\n" in capsys.readouterr().err
+    assert "CartPole-v1: expected an ID of this package, whose game has an oracle\n" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxWorld(SingleAgentGame):
-    """The agent must open a chain of boxes with keys, up to the gem; distractor boxes are dead ends.
+    """The agent must open a chain of boxes with keys to reach the gem; distractor boxes are dead ends.
 
     ## Description
     A grid holds the agent, a loose key and boxes. A box occupies two cells of a row: the content (a key or the gem) on
@@ -66,8 +66,8 @@ class BoxWorld(SingleAgentGame):
     show which is right; real chains need `goal_length` 3. The oracle follows a shortest solution.
 
     ## Action Space
-    `Discrete(4)`: up, down, left, right. Moves off the grid, onto a content, or onto a lock of another colour than the
-    held key are blocked: the agent stays.
+    `Discrete(4)`: up, down, left, right. Moves off the grid, onto a content, or onto a lock whose colour differs from
+    the held key's are blocked: the agent stays.
 
     ## Observation Space
     `observation="entities"`: `Box((2 + 2K, 5), float32)`, for at most K boxes. `"pixels"`: `Box((size² + 1, 5),
@@ -93,19 +93,18 @@ class BoxWorld(SingleAgentGame):
     colours.
 
     ## Rewards
-    +1 for the loose key and each box of the chain, +10 for the box with the gem, −1 for a box of a distractor, minus
+    +1 for the loose key and each box of the chain, +10 for the box with the gem, −1 for a distractor box, minus
     `step_cost` at each step and `blocked_cost` for each blocked move. The optimal return is goal_length − 1 + 10.
 
     ## Starting State
     A level drawn uniformly from `start_level` … `start_level + num_levels − 1`. Objects are at random places, but boxes
-    touch neither each other nor the loose key by an edge, and all free cells are connected, so that every level can be
-    solved, though maybe not within `max_steps`. A number gives the same level on every machine. Small grids with one
-    box have few distinct levels (2,280 for size 3): different numbers can give the same level, see
-    `BoxWorld.known_share`.
+    share no edge with each other or the loose key, and all free cells are connected, so that every level can be solved,
+    though maybe not within `max_steps`. A number gives the same level on every machine. Small grids with one box have
+    few distinct levels (2,280 for size 3): different numbers can give the same level, see `BoxWorld.known_share`.
 
     ## Episode End
-    Terminated when the box with the gem (`info["is_success"]` is True) or a box of a distractor is opened; truncated
-    after `max_steps`, unless the last step terminates.
+    An episode terminates when the box with the gem (`info["is_success"]` is True) or a distractor box is opened.
+    Otherwise it is truncated after `max_steps`.
 
     ## Arguments
     * `observation`: "entities", "pixels" or "rgb".
@@ -113,16 +112,16 @@ class BoxWorld(SingleAgentGame):
       (low, high) from which each level draws.
     * `goal_length`: length of the chain, at least 2: the loose key and goal_length − 1 boxes, the last with the gem.
     * `num_distractors`: number of distractors.
-    * `distractor_length`: boxes of each distractor.
+    * `distractor_length`: number of boxes in each distractor.
     * `start_level`, `num_levels`: first number and count of the levels. Train and evaluate on disjoint sets.
     * `step_cost`, `blocked_cost`: subtracted from the reward at each step, for each blocked move.
     * `max_steps`: time limit, by default the paper's; Gymnasium's `max_episode_steps` can only shorten it. Raise it
       with `size` and `goal_length`: with `goal_length=6` the oracle's return is 8.5 of 15 in 30 steps, and 15 in 200.
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes: at most 1 for sizes 3 and 4, 5 for 5 and 6,
-    7 for 7, 11 for 8, 14 for 9 and 10, and 19, the number of colours, from 11 on. For a range the smallest size counts.
+    7 for 7, 11 for 8, 14 for 9 and 10, and 19, the number of colours, from 11 on. In a range the smallest size counts.
 
-    `reset` accepts `options={"level": n}`, a level by any number, and `options={"state": {"text": ...}}`, a level
+    `reset` accepts `options={"level": n}`, a level with any number, and `options={"state": {"text": ...}}`, a level
     drawn in characters, see `noisy_envs.games.box_world_levels.read`.
 
     ## Differences
@@ -411,7 +410,7 @@ class BoxWorld(SingleAgentGame):
     def signal_mask(self, tokens: Array) -> Array:
         """Tell which tokens (..., N, 5) or pixels (..., w, w, 3) are signal, bool (..., N) or (..., w, w).
 
-        Signal are the agent, keys, locks and the gem, but neither empty cells nor the corner while no key is held.
+        The agent, keys, locks and the gem are signal; empty cells, and the corner while no key is held, are not.
         """
         if self.observation == "entities":
             return self.token_mask(tokens)
@@ -434,7 +433,7 @@ class BoxWorld(SingleAgentGame):
         """Return the fraction of levels, drawn as by `render_text`, that equal a level of this game, of any number.
 
         It is 0 if fewer than one distinct level in MIN_KNOWN_RATIO could be known. At most
-        `box_world_levels.MAX_CACHED_LEVELS` levels are compared, in some seconds.
+        `box_world_levels.MAX_CACHED_LEVELS` levels are compared, in a few seconds.
         """
         if self.level_config.least_levels > MIN_KNOWN_RATIO * self.num_levels:
             return 0.0

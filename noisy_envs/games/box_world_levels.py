@@ -92,7 +92,7 @@ class LevelConfig:
 
 
 def draw_level(config: LevelConfig, number: int) -> Level:
-    """Draw the level of a number: keys and locks, then positions that leave all free cells connected."""
+    """Draw the level with a number: keys and locks, then positions that leave all free cells connected."""
     stream = IntegerStream(number)
     size, goal_length, branches, length = (
         stream.between(lowest(count), highest(count))
@@ -113,7 +113,7 @@ def draw_level(config: LevelConfig, number: int) -> Level:
 def _lay_out(stream: IntegerStream, size: int, width: int, count: int) -> tuple[list[int], int, int]:
     """Draw the cells of the contents of `count` boxes, of the key and of the agent.
 
-    Boxes touch neither each other nor the key by an edge, and do not divide the grid.
+    Boxes share no edge with each other or the key, and do not divide the grid.
     """
     grid = grid_cells(size, width)
     for _ in range(TRIES):

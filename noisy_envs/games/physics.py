@@ -62,9 +62,9 @@ def integrate(body: Array, force: Array, max_speed: Array) -> Array:
 def add_contacts(
     position: Array, others: Array, force: Array, reach: ContactRange, present: Array | None = None
 ) -> Array:
-    """Add to `force` the contact forces by which `others` push bodies away.
+    """Add to `force` the contact forces with which `others` push bodies away.
 
-    Two bodies at one point exert no force, since there is no direction, instead of NaN.
+    The force between two bodies at the same point is 0, not NaN, since it has no direction.
 
     The plain version, used in torch, evaluates all M · F pairs. In NumPy, two paths with bitwise equal results are
     faster: several environments evaluate only the few pairs in range, as softplus and hypot dominate the cost of a

@@ -76,11 +76,11 @@ class SimpleCentroid(ParticleGame):
 
     With `spread=None` and more than 16 entities, the number of noise entities also affects where agents and signal
     start: returns fall with it (the oracle's from −0.21 with 12 noise entities to −0.28 with 60), and if `num_noise` is
-    a range, starting positions reveal the number. To change only the noise set `spread`: its default is 2.0 up to 16
+    a range, starting positions reveal the number. To change only the noise, set `spread`: its default is 2.0 up to 16
     entities and 2.5 for 32.
 
     ## Episode End
-    Truncated after `max_steps`, never terminated.
+    Episodes are truncated after `max_steps` and never terminate.
 
     ## Arguments
     * `num_agents`: number of agents. PettingZoo controls all of them by default, Gymnasium the first.
@@ -99,8 +99,8 @@ class SimpleCentroid(ParticleGame):
     * `collidable_agents`, `collidable_signal`, `collidable_noise`: which types of entity collide with each other.
 
     ## Differences
-    From the paper's code: an agent's own token comes first, before the noise, not after it; and bodies at one point
-    exert no force instead of NaN.
+    From the paper's code: an agent's own token comes first, before the noise, not after it; the force between bodies at
+    the same point is 0, not NaN.
 
     ## Version History
     * v0: first version.

@@ -90,7 +90,7 @@ class SimpleTag(ParticleGame):
     `start="mpe"`: agents start at rest at U(−1, 1), obstacles at U(−0.9, 0.9).
 
     ## Episode End
-    Truncated after `max_steps`, never terminated.
+    Episodes are truncated after `max_steps` and never terminate.
 
     ## Arguments
     * `num_predators`, `num_prey`: number of agents. Gymnasium controls the first predator.
@@ -107,13 +107,13 @@ class SimpleTag(ParticleGame):
       Rewards for contacts require that both predators and prey collide.
 
     ## Differences
-    From MPE2's simple_tag_v3, with the options `MPE` (id `SimpleTagMPE`): agents are named `predator_i` and `prey_i`,
-    not `adversary_i` and `agent_i`; observations are tokens, with relative velocities and with those of predators;
-    continuous actions outside [0, 1] are clipped without a warning; bodies at one point exert no force instead of NaN;
-    there is no curriculum, no partial observation and no termination on success. If only predators or only prey
-    collide, which MPE2 does not offer, contacts give no reward. Everything else equals MPE2 up to rounding:
-    `tests/games/test_mpe2_parity.py` steps both from equal states. From the paper's code: bodies at one point exert no
-    force instead of NaN.
+    From MPE2's simple_tag_v3, with the options `MPE` (environment ID `SimpleTagMPE`): agents are named `predator_i` and
+    `prey_i`, not `adversary_i` and `agent_i`; observations are tokens, with relative velocities and with those of
+    predators; continuous actions outside [0, 1] are clipped without a warning; the force between bodies at the same
+    point is 0, not NaN; there is no curriculum, no partial observation and no termination on success. If only predators
+    or only prey collide, which MPE2 does not offer, contacts give no reward. Everything else equals MPE2 up to
+    rounding: `tests/games/test_mpe2_parity.py` steps both from equal states. From the paper's code: the force between
+    bodies at the same point is 0, not NaN.
 
     ## Version History
     * v0: first version.

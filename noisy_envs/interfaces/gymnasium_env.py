@@ -31,8 +31,9 @@ class TokenEnv(TimeLimitSpec, gymnasium.Env[np.ndarray, Any]):
         game: rules and options.
         token_spec: meaning of an observation.
         spec: set by `gymnasium.make`; its `max_episode_steps` is the game's `max_steps`, which the environment enforces
-            itself. A shorter `max_episode_steps` adds Gymnasium's `TimeLimit`, as does `gymnasium.make(env.spec)`; it
-            reports an episode that terminates in the last step as truncated, too. For longer episodes set `max_steps`.
+            itself. A shorter `max_episode_steps` adds Gymnasium's `TimeLimit`, as does `gymnasium.make(env.spec)`;
+            `TimeLimit` reports an episode that terminates in the last step as truncated, too. For longer episodes set
+            `max_steps`.
 
     Options of `reset` are `state`, a starting state (see `game.validate_state`), `game.reset_options`, and `episode`:
     seed and episode number determine an episode. Others are ignored. `info` contains `signal_mask`, bool (N,), the

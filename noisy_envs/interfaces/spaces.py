@@ -33,7 +33,7 @@ def action_space(game: Game, agents: int | None = None) -> spaces.Space[Any]:
 
 
 class TimeLimitSpec:
-    """Base of environments that enforce their time limit: it stands in the specification that Gymnasium sets."""
+    """Base of environments that enforce their time limit and store it in Gymnasium's specification."""
 
     _spec: EnvSpec | None = None
     _spec_kwargs: dict[str, Any] = {}  # noqa: RUF012  arguments to add to the specification; none is changed here

@@ -230,7 +230,7 @@ class TokenVectorEnv(TimeLimitSpec, VectorEnv[Any, Any, Any]):
         return tokens, reward, terminated, truncated, info | self._with_masks(self._last_info)
 
     def _step_by_host(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        """Play actions (B, n, ...), and reset environments, of which the host knows whose episode ended.
+        """Play actions (B, n, ...), and let the host reset the environments whose episodes have ended.
 
         This is the plain version, and the faster one on a CPU: next episodes are computed only where they are needed.
         """

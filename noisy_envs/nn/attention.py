@@ -1,11 +1,11 @@
 """Attention with heads of width one or two, as in most of the paper's networks; fast when compiled.
 
-If a query, a key and a value are one number each, a score is a product of two numbers, and attention is a few sums
-over pairs of tokens. `torch.compile` turns these into loops that store no scores: each weight is computed again when
-it is needed, three times in a training step. Torch's own kernels would pad the heads to the width of a matrix unit.
-On a GPU with Triton, `noisy_envs.nn.triton_attention` does the same work, compiled or not. Eager code on a CPU
-stores all (B, N, N, H) weights: compile it there, or use `scaled_dot_product_attention`. Half precision, with
-autocast too, goes to that function as well: weights computed again from rounded sums would have errors of a tenth.
+If a query, a key and a value are one number each, a score is a product of two numbers, and attention is a few sums over
+pairs of tokens. `torch.compile` turns these into loops that store no scores: each weight is computed again when it is
+needed, three times in a training step. Torch's own kernels would pad the heads to the width of a matrix unit. On a GPU
+with Triton, `noisy_envs.nn.triton_attention` does the same work, compiled or not. Eager code on a CPU stores all (B, N,
+N, H) weights: compile it there, or use `scaled_dot_product_attention`. Half precision, also under autocast, uses that
+function too: weights computed again from rounded sums would have errors of 10%.
 
 Shapes: `B` sets, `N` tokens, `H` heads of width `W`. Sums over the width of a head are written as sums of W tensors
 (B, N, H). The work grows with W², so this is fast up to about W = 2.
@@ -51,7 +51,7 @@ def narrow_attention(
         tokens: (B, N, H W), or (N, B, H W) if `axis` is 0. The second is faster on a CPU: its vector instructions work
             on several sets at once, whose numbers then are neighbours in memory.
         query_key_value: (3 H W, H W), the rows of W_Q, W_K and W_V.
-        mask: bool, (B, N) or (N, B); only tokens where it is True are attended to. A set without any gives zeros.
+        mask: bool, (B, N) or (N, B); only tokens where it is True are attended to. If a set has none, its output is 0.
         scale: factor of the scores.
         axis: axis of the tokens of a set, 1 or 0.
         width: W, the width of a head.

@@ -37,7 +37,7 @@ class Distribution(Protocol):
         """Return KL(old || new) (...) of two distributions by their parameters."""
 
     def saliency_outputs(self, parameters: Tensor) -> Tensor:
-        """Return the outputs (..., A) whose derivatives by the tokens show what moves the action."""
+        """Return the outputs (..., A) whose derivatives with respect to the tokens show what moves the action."""
 
 
 class Gaussian:

@@ -1,7 +1,7 @@
 """The paper's analysis of pooling: signal loss, optimal weights, and bounds on the weights of AdaPool.
 
-Each token of a set is signal or noise. A good pooled vector is close to the signal tokens, whatever the values of the
-noise (Section 3). The bounds use a few distances between AdaPool's scores to limit how far its weights can be from the
+Each token of a set is signal or noise. A good pooled vector is close to the signal tokens for any values of the noise
+(Section 3). The bounds use a few distances between AdaPool's scores to limit how far its weights can be from the
 optimal ones (Theorem 3.12).
 
 Shapes: `...` are any batch dimensions, such as sets and heads; `N` tokens, `D` features. `signal` (..., N) is True

@@ -175,7 +175,7 @@ def init_weights(module: nn.Module, std: float, num_layers: int, generator: torc
     Projections that end a residual branch, named `output`, get std / sqrt(2 num_layers), as in GPT-2.
 
     Args:
-        module: whose weights; vectors such as those of LayerNorm stay as they are.
+        module: module whose matrices are drawn; vectors such as those of LayerNorm are not changed.
         std: standard deviation.
         num_layers: layers of the encoder.
         generator: a CPU generator.

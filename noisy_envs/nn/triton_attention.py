@@ -29,8 +29,8 @@ def attend(projected: Tensor, mask: Tensor | None, heads: int, scale: float) -> 
 
     Args:
         projected: queries, keys and values (B, N, 3 H W), float32, contiguous.
-        mask: bool (B, N) or broadcastable to it; only tokens where it is True are attended to. A set without any
-            gives zeros.
+        mask: bool (B, N) or broadcastable to it; only tokens where it is True are attended to. If a set has none, its
+            output is 0.
         heads: H.
         scale: factor of the scores.
 

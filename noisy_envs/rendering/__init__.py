@@ -1,1 +1,1 @@
-"""Images and films of environments (pygame), the viewer, and trained agents to watch."""
+"""Images and videos of environments (pygame), the viewer, and trained agents to watch."""

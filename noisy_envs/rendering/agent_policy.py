@@ -1,7 +1,7 @@
 """Trained agents as policies: a checkpoint of agents/ppo_*.py, played by the file that wrote it.
 
-The agents are single files of no package. A checkpoint names its file, which is imported from a folder that the user
-trusts; from the checkpoint itself only weights and settings are read, never code.
+The agents are single files outside any package. A checkpoint names its file, which is imported from a folder that the
+user trusts; from the checkpoint itself only weights and settings are read, never code.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Trained:
 
     Args:
         path: a run's folder, or its checkpoint.
-        env_id: an id of the game that it was trained on; None for the same id.
-        noise: number of noise tokens; None for as many as in training, or, if the id is another, as that has. Episodes
-            start as in training, at any noise level.
+        env_id: an environment ID of the game that it was trained on; None for the same ID.
+        noise: number of noise tokens; None for as many as in training, or, with another ID, for the number of that ID.
+            Episodes start as in training, at any noise level.
         agents: the folder of agents/ppo_*.py.
         overlay: the weights of tokens: "attention", those in the pool, or "saliency", how much each moves the action.
 
@@ -65,8 +65,7 @@ class Trained:
         self._args = args = envs.with_start_of(args, trained)
         self.learners, self.env_kwargs = args.learners, envs.eval_env_kwargs(args, trained)
         self.seed = derive_seed(args.seed, "evaluate")
-        self._agent = evaluation.make_eval_agent(module, args, envs.make_eval_envs(args, 1)[0])
-        evaluation.load_weights(self._agent, module, checkpoint, content)
+        self._agent = evaluation.load_agent(module, args, checkpoint, content)
         self._generator = torch.Generator().manual_seed(args.seed)
 
     def act(self, playback: Playback) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""One environment being played, step by step: for the viewer, and for films of evaluations and baselines.
+"""One environment being played, step by step: for the viewer, and for videos of evaluations and baselines.
 
 Shapes: `n` controlled agents, `N` tokens of `D` features each.
 """
@@ -29,8 +29,8 @@ class Playback(Protocol):
     `make_playback` makes one, at the start of an episode.
 
     Attributes:
-        env_id: id of the environment.
-        env_kwargs: options, added to the id's own.
+        env_id: environment ID.
+        env_kwargs: options, added to those of the ID.
         learners: the team of controlled agents; others follow their scripted policies.
         seed: seed of the episodes. Seed and episode number determine how the environment behaves.
         episode: number of the episode.

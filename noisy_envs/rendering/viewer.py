@@ -30,8 +30,8 @@ class Policy(Protocol):
 
     Attributes:
         name: name to show.
-        env_id: id of the environment.
-        env_kwargs: options of the environment, added to the id's own.
+        env_id: environment ID.
+        env_kwargs: options of the environment, added to those of the ID.
         learners: the team of agents that the policy controls.
         seed: seed of the episodes, unless the user chooses another.
         overlay: what the weights are: "attention" or "saliency".
@@ -53,8 +53,8 @@ class BaselinePolicy:
 
     Args:
         name: one of the game's `game.policies`; in other Gymnasium environments "random".
-        env_id: id of the environment.
-        noise: number of noise tokens; None for the id's own. It moves no other entity.
+        env_id: environment ID.
+        noise: number of noise tokens; None for that of the ID. It moves no other entity.
         seed: seed of the episodes, and of the policy.
 
     Raises:
@@ -80,10 +80,10 @@ class BaselinePolicy:
 
 
 def baseline_names(env_id: str | None) -> tuple[str, ...]:
-    """Return the names of an id's baseline policies; none without an id.
+    """Return the names of an environment ID's baseline policies; none without an ID.
 
     Raises:
-        ValueError: the id is unknown.
+        ValueError: the environment ID is unknown.
     """
     if env_id is None:
         return ()

@@ -1,4 +1,4 @@
-"""What makes learning fast and is no part of it: pieces of a batch, compilation, CUDA graphs.
+"""What makes learning fast without changing it: pieces of a batch, compilation, CUDA graphs.
 
 `M` samples.
 """

@@ -41,7 +41,7 @@ def only_runs(paths: Sequence[Path]) -> list[Path]:
     ]
     if found and len(found) < len(paths):
         others = ", ".join(str(path) for path in paths if path not in found)
-        print(f"not evaluated, because they are no runs: {others}", file=sys.stderr)
+        print(f"not evaluated, because they are not runs: {others}", file=sys.stderr)
     return found or list(paths)
 
 
@@ -74,7 +74,7 @@ def agent_name(path: Path, content: Any) -> str:
     """
     name = content.get("file") if isinstance(content, dict) else None
     if not isinstance(name, str) or not name or Path(name).name != name:  # a path could lead elsewhere
-        raise ValueError(f"{path} is no checkpoint of agents/ppo_*.py: it names no agent")
+        raise ValueError(f"{path} is not a checkpoint of agents/ppo_*.py: it names no agent")
     return name
 
 
@@ -109,7 +109,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen types for a damaged file
         raise ValueError(
-            f"{path} is no checkpoint of an agent, or damaged ({type(error).__name__}); use another or start a new run"
+            f"{path} is not a checkpoint of an agent, or is damaged ({type(error).__name__}); "
+            "use another or start a new run"
         ) from error
     return content
 

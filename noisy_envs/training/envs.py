@@ -71,6 +71,7 @@ class Envs:
         token_spec: the meaning of an observation.
         action_space: of one controlled agent, or of those of one environment.
         num_learners: R.
+        start: the state at the start of the first episodes.
         on_gpu: whether environments and network live on one GPU, so that a rollout needs no answer from the host.
     """
 
@@ -80,29 +81,24 @@ class Envs:
         self.action_space = envs.single_action_space
         self.on_gpu = torch.device(args.device).type == "cuda" and not is_other(args)
         self._args, self._envs = args, envs
-        self._seed = derive_seed(args.seed, "train") + first_env
-        tokens, _ = envs.reset(seed=self._seed)
-        self.num_learners = len(tokens.flatten(0, -3))
-        self._pure_step: Callable[..., Any] = envs.pure_step
-
-    def reset(self) -> EnvState:
-        """Return the state at the start of the first episodes."""
-        tokens, _ = self._envs.reset(seed=self._seed)
+        tokens, _ = envs.reset(seed=derive_seed(args.seed, "train") + first_env)
         tokens = tokens.flatten(0, -3)
+        self.num_learners = len(tokens)
         zeros = torch.zeros(len(tokens), device=tokens.device)
-        return EnvState(self._envs.batch_state, tokens, zeros, zeros.clone())
+        self.start = EnvState(envs.batch_state, tokens, zeros, zeros.clone())
+        self._pure_step: Callable[..., Any] = envs.pure_step
 
     def compile_step(self, compiler: Callable[[Any], Any]) -> None:
         """Compile `step` where it runs on a GPU; elsewhere the network takes most of the time."""
         if not self.on_gpu:
             return
-        state, space = self.reset(), self.action_space
         shape: tuple[int, ...] = (self.num_learners,)
-        if isinstance(space, gymnasium.spaces.Box):
-            shape = (*shape, space.shape[-1])
+        if isinstance(self.action_space, gymnasium.spaces.Box):
+            shape = (*shape, self.action_space.shape[-1])
         dtype = torch.float32 if len(shape) > 1 else torch.int64
-        self.step(state, torch.zeros(shape, dtype=dtype, device=state.tokens.device))  # fills cached properties, which
-        self.step = compiler(self.step)  # type: ignore[method-assign]  # Python 3.11 locks: that bars compiling
+        # Python 3.11 computes cached properties under a lock, which cannot be compiled: a first step fills them.
+        self.step(self.start, torch.zeros(shape, dtype=dtype, device=self.start.tokens.device))
+        self.step = compiler(self.step)  # type: ignore[method-assign]
 
     def step(self, state: EnvState, action: Tensor) -> tuple[EnvState, Step]:
         """Play the actions (R, ...) of all controlled agents; episodes that end are followed by the next one."""
@@ -117,11 +113,10 @@ class Envs:
 
         The state of other Gymnasium environments cannot be saved: they start new episodes.
         """
-        start = self.reset()
         if not is_other(self._args):
-            return EnvState(*from_tuples(start, saved))
+            return EnvState(*from_tuples(self.start, saved))
         seed = derive_seed(self._args.seed, f"train from step {step}, process {RANK}")
-        return start._replace(tokens=self._envs.reset(seed=seed)[0])
+        return self.start._replace(tokens=self._envs.reset(seed=seed)[0])
 
 
 def make_envs(args: Any) -> Envs:

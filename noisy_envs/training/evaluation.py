@@ -1,4 +1,4 @@
-"""Evaluation of agents: returns on held-out seeds, scores, films, tables over several runs and noise levels.
+"""Evaluation of agents: returns on held-out seeds, scores, videos, tables over several runs and noise levels.
 
 Shapes: `E` episodes, `R` controlled agents in all environments together, `N` tokens, `D` features.
 """
@@ -44,7 +44,7 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
     """Load the weights of the checkpoint at `path`, whose `content` has been read.
 
     Raises:
-        ValueError: it was written by another agent, some of which have the same weights, or is of another network.
+        ValueError: another agent wrote it (some have weights of the same shapes), or its network differs.
     """
     own, saved = Path(str(module.__file__)).stem, agent_name(path, content)
     if saved != own:
@@ -56,6 +56,13 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip()[:200]  # the first of dozens
         raise ValueError(f"{path} holds the weights of another network than these settings define: {reason}") from None
+
+
+def load_agent(module: ModuleType, args: Any, path: Path, content: dict[str, Any]) -> Any:
+    """Return the agent of a checkpoint, as `load_weights` takes it, for the environment of `args`."""
+    agent = make_eval_agent(module, args, environments.make_eval_envs(args, 1)[0])
+    load_weights(agent, module, path, content)
+    return agent
 
 
 def select_action(agent: Any, tokens: Tensor, args: Any, generator: torch.Generator) -> Tensor:
@@ -164,7 +171,7 @@ def known_levels(args: Any, trained: Any) -> dict[str, float]:
 
 
 def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dict[str, Any]:
-    """Summarise returns (E,): mean and normalised score, with bootstrapped 95 % confidence intervals."""
+    """Summarise returns (E,): mean and normalised score, with bootstrapped 95% confidence intervals."""
     low, high = bootstrap_interval(returns, seed)
     return {
         "score": baselines.normalized_score(float(returns.mean())),
@@ -191,15 +198,15 @@ def format_score(summary: dict[str, Any], args: Any) -> str:
     """Describe the result of an evaluation in a line."""
     name, scale = ("return", "") if math.isnan(summary["score"]) else ("score", f"; 0 random, 1 {solved_label(args)}")
     low, high = summary[f"{name}_95"]
-    interval = "no interval from one episode" if math.isnan(low) else f"95 % interval {low:.3f} to {high:.3f}"
+    interval = "no interval from one episode" if math.isnan(low) else f"95% interval {low:.3f} to {high:.3f}"
     total = "" if name == "return" else f", return {summary['return']:.3f}"
     known = summary.get("known_levels")
-    episodes = f"episodes, {100 * known:.3g} % on levels of training" if known else "unseen episodes"
+    episodes = f"episodes, {100 * known:.3g}% on levels of training" if known else "unseen episodes"
     return f"{name} {summary[name]:.3f} ({interval}{scale}){total} over {args.eval_episodes} {episodes}"
 
 
 def evaluate_runs(module: ModuleType, args: Any, argv: Sequence[str]) -> list[dict[str, Any]]:
-    """Evaluate each checkpoint at each noise level; write a table, a matrix and a film; return the rows of the table.
+    """Evaluate each checkpoint at each noise level; write a table, a matrix and a video; return the rows of the table.
 
     Arguments of the command line apply to all checkpoints; other settings are those of each run.
 
@@ -240,9 +247,7 @@ def eval_cases(module: ModuleType, args: Any, argv: Sequence[str]) -> list[tuple
             eval_args = dataclasses.replace(merged, num_noise=noise)
             validate(eval_args)
             eval_args = environments.with_start_of(eval_args, trained)
-            agent = make_eval_agent(module, eval_args, environments.make_eval_envs(eval_args, 1)[0])
-            load_weights(agent, module, checkpoint_path(path), content)
-            cases.append((path, trained, eval_args, agent))
+            cases.append((path, trained, eval_args, load_agent(module, eval_args, checkpoint_path(path), content)))
     return cases
 
 

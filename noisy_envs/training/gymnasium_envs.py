@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 NOISE_OPTIONS = tuple(inspect.signature(noisy_tokens).parameters)[1:]  # all other options are the environment's
 RANDOM_EPISODES = 100  # that estimate the return of the random policy
 RANDOM_SEED = 2**31 - 1 - RANDOM_EPISODES  # far from the seeds of runs; old environments take none that is larger
-MAX_EPISODE_STEPS = 10_000  # without a limit of the id or an option: some policies never end an episode
+MAX_EPISODE_STEPS = 10_000  # without a limit of the ID or an option: some policies never end an episode
 MAX_EXACT_INTEGER = 2.0**53  # up to which float64 holds every integer
 
 

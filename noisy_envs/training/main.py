@@ -1,4 +1,4 @@
-"""The program that an agent's file is: train, resume or evaluate, as its command line says."""
+"""The program of an agent's file: train, resume or evaluate, as the command line says."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_program(module: ModuleType, argv: Sequence[str]) -> Any:
 
 
 def train(module: ModuleType, args: Any) -> dict[str, Any]:
-    """Train or resume an agent, evaluate it, and leave everything in the run's folder; returns the summary."""
+    """Train or resume an agent, evaluate it, and leave everything in the run's folder; return the summary."""
     try:
         summary = is_complete(module, args)
         if summary is not None:

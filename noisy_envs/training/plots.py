@@ -50,14 +50,14 @@ def _notes(results: dict[str, Any]) -> list[str]:
         f"Runs: {', '.join(f'{name} {version}' for name, version in results['versions'].items())}.",
         "Normalized scores of the final evaluation: 0 is a random policy, 1 the oracle (in other Gymnasium "
         "environments the reward threshold). Each cell has the interquartile mean over n seeds and, from three seeds "
-        f"on, its 95 % confidence interval in parentheses ({RESAMPLES:,} bootstrap resamples of the seeds). Drop: "
+        f"on, its 95% confidence interval in parentheses ({RESAMPLES:,} bootstrap resamples of the seeds). Drop: "
         "difference between the lowest and the highest noise level.",
     ]
     if fewest < 4:
         notes.append("With fewer than four seeds no score is trimmed: the interquartile mean is the mean.")
     if fewest < 10:
         notes.append(
-            "Intervals of few seeds are too narrow: with 3, 5 and 10 seeds about 76, 89 and 93 % hold the true value."
+            "Intervals of few seeds are too narrow: with 3, 5 and 10 seeds about 76, 89 and 93% hold the true value."
         )
     return notes
 

@@ -51,6 +51,7 @@ from noisy_envs.training.evaluation import (
     NOT_FINITE,
     check_token_weights,
     evaluation_summary,
+    load_agent,
     load_weights,
     make_eval_agent,
     record_episode,
@@ -93,7 +94,7 @@ class Run(Accelerator):
         self._bar: Any = None
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
-        self.began = False  # whether training has begun: what is wrong with a file was found before
+        self.began = False  # whether `begin` succeeded; a later ValueError is a fault of the code
         self.stopped = False  # whether training ends after the last checkpoint
 
     @property
@@ -109,7 +110,7 @@ class Run(Accelerator):
 
     def generator(self) -> torch.Generator:
         """Return the generator of action noise, minibatches and dropout, on the run's device."""
-        seed = derive_seed(self.args.seed, f"process {RANK}")  # repeats none of the numbers of the weights
+        seed = derive_seed(self.args.seed, f"process {RANK}")  # apart from the seed of the weights
         return torch.Generator(self.args.device).manual_seed(seed)
 
     def begin(
@@ -123,9 +124,9 @@ class Run(Accelerator):
         Raises:
             ValueError, OSError: naming a file that cannot be resumed, or what the head's weights lack for a video.
         """
-        args, state = self.args, envs.reset()
+        args, state = self.args, envs.start
         if records_video(args):  # before training, not after it
-            check_token_weights(agent, state.tokens)
+            check_token_weights(agent, state.tokens[:2])  # a few: all attention weights may not fit into memory
         if RANK == 0:
             if args.resume is None:
                 noise = f"-{args.num_noise[0]}" if args.num_noise else ""
@@ -201,7 +202,7 @@ class Run(Accelerator):
         Args:
             learning_rate: of the update.
             losses: to log, means over the update.
-            stats: of the rollout, see `rollout_stats`; what else they hold is logged with the losses.
+            stats: of the rollout, see `rollout_stats`; other entries are logged with the losses.
 
         Returns:
             The losses as numbers, means over all processes.
@@ -359,7 +360,7 @@ def is_complete(module: ModuleType, args: Any) -> dict[str, Any] | None:
     path = checkpoint_path(args.resume)
     content = load_checkpoint(path)
     with checkpoint_errors(path):
-        load_weights(make_eval_agent(module, args, make_eval_envs(args, 1)[0]), module, path, content)
+        load_agent(module, args, path, content)
         step, *_ = content["progress"]
         left = args.total_timesteps - step
     if left >= args.num_envs * args.num_steps * num_learners(args):

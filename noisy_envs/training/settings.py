@@ -113,13 +113,13 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
 
 
 def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str) -> Any:
-    """Return the default settings for an environment id.
+    """Return the default settings for an environment ID.
 
-    Without a `preset` it is the paper's for the ids of its experiments, and "fast" for all others. A file that was
-    copied without presets.toml has its own defaults for every id.
+    The default `preset` is "paper" for the IDs of the paper's experiments, and "fast" for all others. A file that was
+    copied without presets.toml has its own defaults for every ID.
 
     Raises:
-        ValueError: there is no such preset for this environment, or presets.toml holds what is no setting.
+        ValueError: there is no such preset for this environment, or presets.toml holds an unknown setting.
     """
     game, parameters = registration.find(env_id)
     path = Path(str(module.__file__)).with_name("presets.toml")

@@ -128,9 +128,10 @@ class TokenizeObservation(TokenWrapper):
 class AddNoiseTokens(TokenWrapper):
     """Adds M uninformative tokens, with a role of their own: tokens (N, D) become (N + M, D).
 
-    The role is named "noise" in `token_spec`; if the game has noise tokens itself, it is their role. In games without
-    roles only the values of noise differ. `info` has `signal_mask`, bool (N + M,), and `snr`, the fraction of signal
-    among the tokens that are not padding. All wrapped tokens but padding count as signal, unless `info` says otherwise.
+    The role is named "noise" in `token_spec`; if the game has noise tokens of its own, they share this role. In games
+    without roles only the values of noise differ. `info` has `signal_mask`, bool (N + M,), and `snr`, the fraction of
+    signal among the tokens that are not padding. All wrapped tokens but padding count as signal, unless `info` says
+    otherwise.
 
     Args:
         env: an environment whose observations are tokens.
@@ -220,10 +221,10 @@ def noisy_tokens(
         An environment, single or vector as `env`, that returns tokens (1 + F + M, 2) or (N + M, D), or (B, ...).
 
     Raises:
-        TypeError: `env` is no environment, or an option has a wrong type.
+        TypeError: `env` is not an environment, or an option has a wrong type.
         ValueError: the observations are neither flat nor tokens; the role or padding of tokens has other bounds than
             `token_spec` says (a wrapper that keeps the bounds and changes the values is not detected); the number of
-            noise tokens is a range, but values of the game's tokens could be taken for padding; or the value of an
+            noise tokens is a range, but values of the game's tokens could be mistaken for padding; or the value of an
             option is not allowed.
     """
     if isinstance(env, VectorEnv):

@@ -79,7 +79,7 @@ def space_of(env: Any) -> Space[Any]:
     """Return the observation space of a single environment.
 
     Raises:
-        TypeError: `env` is no single environment.
+        TypeError: `env` is not a single environment.
     """
     if isinstance(env, gymnasium.Env):
         return env.observation_space
@@ -91,7 +91,7 @@ def single_space_of(envs: Any) -> Space[Any]:
     """Return the observation space of one environment of a vector environment.
 
     Raises:
-        TypeError: `envs` is no vector environment.
+        TypeError: `envs` is not a vector environment.
     """
     if isinstance(envs, VectorEnv):
         return envs.single_observation_space

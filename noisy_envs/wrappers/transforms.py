@@ -44,11 +44,11 @@ class Transform(Protocol):
         """Forget the history of environments (R,), which start with a new seed."""
 
     def apply(self, observations: Any, signal: Array | None, moment: Moment) -> tuple[Any, Info]:
-        """Transform a batch of R observations; `signal`, bool (R, N), tells signal tokens, None if unknown."""
+        """Transform a batch of R observations; `signal`, bool (R, N), marks signal tokens, None if unknown."""
 
 
 class Tokenize:
-    """Turns each number of a flat observation into a token: its value, and the role that tells its feature."""
+    """Turns each number of a flat observation into a token: its value, and the role of its feature."""
 
     is_random = False
 
@@ -200,7 +200,7 @@ class AddNoise(TokenTransform):
 
         Raises:
             ValueError: an option has a value that is not allowed; or the number of noise tokens is a range, but values
-                of the game's tokens could be taken for padding.
+                of the game's tokens could be mistaken for padding.
         """
         super().__init__(space, spec)
         num_noise, scale, frozen, shuffle = map(plain, (num_noise, scale, frozen, shuffle))
@@ -266,7 +266,7 @@ class AddNoise(TokenTransform):
         return tokens, {"signal_mask": signal, "snr": xp.astype(num_signal, real) / num_tokens}
 
     def _check_padding(self) -> None:
-        """Raise ValueError if a token could be taken for padding, in a game without padding and roles."""
+        """Raise ValueError if a token could be mistaken for padding, in a game without padding and roles."""
         spec = self.inner_spec
         low, high = self.low[:, spec.padding_feature].min(), self.high[:, spec.padding_feature].max()
         if not spec.padded and not spec.roles and low <= spec.padding <= high:
@@ -347,7 +347,7 @@ class SignalReservoir:
     all values of one past signal token, so neither a feature nor a pair of features tells it apart by scale. The sample
     is taken from all steps since the seed (Vitter's algorithm R, where a step is one item). After `RESERVOIR_HORIZON`
     steps it forgets at that rate, to follow the observations of a better policy. The last few steps would be enough for
-    the scale, but they contain information about the present episode, which noise must not have.
+    the scale, but they contain information about the current episode, which noise must not have.
     """
 
     def __init__(self, num_envs: int, num_tokens: int, num_values: int) -> None:

@@ -219,7 +219,7 @@ class RecordEpisodeStatistics(VectorWrapper, RecordConstructorArgs):
     """Adds statistics of episodes that ended to `info`, as Gymnasium's wrapper of this name, but also on tensors.
 
     `info["episode"]` has `r`, the return (B,), or (B, n) of n controlled agents, `l`, the number of steps (B,), and
-    `t`, the number of seconds (B,). They are 0 where no episode ended, which the mask `info["_episode"]` (B,) tells.
+    `t`, the number of seconds (B,). They are 0 where no episode ended, as the mask `info["_episode"]` (B,) shows.
     They have the library and device of the rewards, so each step waits for the device.
 
     Args:

@@ -212,7 +212,7 @@ def test_start(backend):
     for one, other in zip(measures(ours), measures(theirs), strict=True):
         assert departure(one, other) < 2.5  # above it by chance: 7e-6 each, 2e-4 for one of 27
     for kind in (slice(0, 4), slice(4, 6)):
-        # of 8,000 numbers the largest lies in the outermost 0.2 %; if not by chance, 1e-7
+        # of 8,000 numbers the largest lies in the outermost 0.2%; if not by chance, 1e-7
         reach = [np.abs(body[:, kind, :2]).max() for body in (ours, theirs)]
         assert reach[0] == pytest.approx(reach[1], rel=0.002)
 

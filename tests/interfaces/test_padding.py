@@ -101,7 +101,7 @@ def test_padding_reaches_neither_outputs_nor_gradients(head, game, value):
     ppo = load_agent(head)
     args = parse(ppo, [*PADDED[game], "--device", "cpu"])
     envs = make_envs(dataclasses.replace(args, num_envs=8))
-    tokens = envs.reset().tokens
+    tokens = envs.start.tokens
     agent = ppo.Agent(args, envs.token_spec, envs.action_space)
     padding = ~agent.spec.mask(tokens)
     assert padding.any() and not padding.all(dim=0).all()

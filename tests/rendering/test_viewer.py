@@ -171,13 +171,12 @@ def test_seed_and_noise_are_those_that_are_asked_for(env_id, short, tmp_path, mo
 
 def filmed(ppo, run):
     """Return the film that an agent's file makes of a run."""
-    from noisy_envs.training import envs, evaluation
+    from noisy_envs.training import evaluation
     from noisy_envs.training.checkpoint import load_checkpoint
     from noisy_envs.training.settings import load_args
 
     args = load_args(ppo, run)
-    agent = evaluation.make_eval_agent(ppo, args, envs.make_eval_envs(args, 1)[0])
-    evaluation.load_weights(agent, ppo, run, load_checkpoint(run / "checkpoint.pt"))
+    agent = evaluation.load_agent(ppo, args, run, load_checkpoint(run / "checkpoint.pt"))
     return evaluation.record_episode(agent, args)
 
 
@@ -355,8 +354,8 @@ class Evil:
     ("how", "told"),
     [
         ("missing", "no checkpoint at "),
-        ("text", "is no checkpoint of an agent, or damaged"),
-        ("code", "is no checkpoint of an agent, or damaged"),
+        ("text", "is not a checkpoint of an agent, or is damaged"),
+        ("code", "is not a checkpoint of an agent, or is damaged"),
         ("a tensor", "it names no agent"),
         ("no file", "it names no agent"),
         ("a path as file", "it names no agent"),
@@ -460,9 +459,9 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
             ["noisy_envs/SimpleTga-v0"],
             "watch='noisy_envs/SimpleTga-v0': Environment `SimpleTga` doesn't exist",
         ),
-        (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? expected an id that `python -m noisy_envs` lists"),
+        (["SimpleTag"], "; did you mean 'noisy_envs/SimpleTag-v0'? expected an ID that `python -m noisy_envs` lists"),
         (["SimpleTag-1v3v28"], "; did you mean 'noisy_envs/SimpleTag-1v3v28-v0'?"),
-        (["chess"], "watch='chess': Environment `chess` doesn't exist; expected an id that"),
+        (["chess"], "watch='chess': Environment `chess` doesn't exist; expected an ID that"),
         (
             ["no_module:Chess-v0"],
             "watch='no_module:Chess-v0': No module named 'no_module'; its folder must be on PYTHONPATH",

@@ -146,7 +146,7 @@ def test_a_member_that_is_no_file_is_refused(cifar, monkeypatch, kind):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (2**20, " is incomplete or no archive: unexpected end of data"),
+        (2**20, " is incomplete or not an archive: unexpected end of data"),
         (2**60, f": .* has {2**60} bytes, expected at most"),
     ],
 )

@@ -244,7 +244,7 @@ def test_the_least_error_of_a_narrow_network():
     centred = (targets - targets.mean(dim=0)).numpy()
     left, sizes, right = np.linalg.svd(centred)
     best = (left[:, :3] * sizes[:3]) @ right[:3]
-    found = knn_centroid.baselines(args)["least from embed_dim 3"]
+    found = knn_centroid.baselines(args)["lowest possible, embed_dim 3"]
     assert found["KNN-2"] == pytest.approx(((best - centred) ** 2).mean(), rel=1e-6)
     assert len(knn_centroid.baselines(dataclasses.replace(args, embed_dim=5))) == 2
 
@@ -710,7 +710,7 @@ def test_bounds_of_trained_heads(tmp_path, monkeypatch, capsys):
     bounds.main(["runs", "--data-dir", "data"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("| 1", "| 6")]
     rows = [line.split(" | ") for line in lines]
-    assert [row[-1] for row in rows] == 2 * ["100.00 % |"]
+    assert [row[-1] for row in rows] == 2 * ["100.00% |"]
     assert "nan" not in str(rows) and (tmp_path / "runs" / "bounds.png").is_file()
 
     alone = tmp_path / "runs" / "KNN-6" / "adapool" / "seed-1-fold-1"

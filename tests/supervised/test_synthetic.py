@@ -197,7 +197,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     path = tmp_path / SMALL.file_name
     whole = path.read_bytes()
     path.write_bytes({"empty": b"", "cut header": whole[:40], "cut": whole[:-4], "text": b"no numbers"}[damage])
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is no file of sets.*delete it"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} is not a file of sets.*delete it"):
         synthetic.load_sets(SMALL, tmp_path)
 
 

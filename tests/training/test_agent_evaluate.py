@@ -105,7 +105,7 @@ def test_levels_are_those_asked_for_unless_training_drew_any_of_them():
 def test_training_never_plays_a_seed_of_the_evaluation(ppo):
     for seed in range(5):
         args = parse(ppo, ["--seed", str(seed), "--num-envs", "512"])
-        played = make_envs(args).reset().envs, make_eval_envs(args, 512)[0].batch_state
+        played = make_envs(args).start.envs, make_eval_envs(args, 512)[0].batch_state
         seen = [set(state.seed.tolist()) for state in played]
         assert len(seen[0]) == len(seen[1]) == 512 and not seen[0] & seen[1]
 
@@ -201,7 +201,7 @@ def test_a_start_does_not_tell_how_much_noise_a_range_drew(ppo):
     reach = {}
     for told in ([], ["spread=None"]):  # the paper's rule, if it is asked for
         args = parse(ppo, ["--env-kwargs", "num_noise=(0, 252)", *told])
-        state = make_envs(dataclasses.replace(args, num_envs=4096)).reset().envs.state
+        state = make_envs(dataclasses.replace(args, num_envs=4096)).start.envs.state
         noise = (state.landmark[..., 4] >= 0).sum(dim=1)
         reach[bool(told)] = [state.mover[few, :, :2].abs().max().item() for few in (noise < 12, noise > 200)]
     assert min(reach[False]) > 3.9 and reach[True][0] <= 2 and reach[True][1] > 3.9
@@ -227,7 +227,7 @@ def test_an_evaluation_tells_how_many_of_its_levels_training_drew_from(ppo, tmp_
     bank = {draw_level(config, number) for number in range(2000)}
     share = np.mean([draw_level(config, number) in bank for number in asked])
     assert 0.4 < share < 0.8 and summary["known_levels"] == pytest.approx(share)
-    told = f"over 200 episodes, {100 * share:.3g} % on levels of training"
+    told = f"over 200 episodes, {100 * share:.3g}% on levels of training"
     assert told in capsys.readouterr().out
     (row,), _ = evaluate(ppo, tmp_path / "out", run)
     assert row["known_levels"] == summary["known_levels"] and told in capsys.readouterr().out
@@ -439,7 +439,7 @@ def test_a_checkpoint_that_names_no_agent_or_has_other_settings_is_refused_in_on
     )
     for name, args, reason in (
         ("old.pt", old, other),
-        ("nameless.pt", content["args"], "is no checkpoint of agents/ppo_*.py: it names no agent"),
+        ("nameless.pt", content["args"], "is not a checkpoint of agents/ppo_*.py: it names no agent"),
     ):
         path = tmp_path / name
         save_checkpoint(path, {**content, "head": "AdaPool", "args": args})

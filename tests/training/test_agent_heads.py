@@ -16,7 +16,7 @@ from helpers import ROOT, load_agent
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
-from training_helpers import begin, rollout  # noqa: E402  torch may be missing
+from training_helpers import SMALL, begin, rollout  # noqa: E402  torch may be missing
 
 from noisy_envs.nn import pooling  # noqa: E402
 from noisy_envs.training.accelerate import accumulate_gradient  # noqa: E402
@@ -229,7 +229,7 @@ def test_copies_are_checked_and_mended(tmp_path):
     assert check.main(fix=True) == 0 and (tmp_path / "agents" / "ppo_mine.py").read_text() == "x = 1\n"
 
 
-@pytest.mark.parametrize(("weights", "given"), [("x.mean(2)", "from -"), ("x.abs()[:, :2, 0]", r"\(4, 2\)")])
+@pytest.mark.parametrize(("weights", "given"), [("x.mean(2)", "from -"), ("x.abs()[:, :2, 0]", r"\(2, 2\)")])
 def test_weights_that_no_video_could_show_are_refused_before_training(weights, given, tmp_path, monkeypatch):
     agent = load_agent("avgpool")
     code = f"lambda self, x, mask, attention=None: {weights}"
@@ -238,8 +238,8 @@ def test_weights_that_no_video_could_show_are_refused_before_training(weights, g
     monkeypatch.setattr(
         agent.PoolingHead, "forward", lambda self, x, mask: (plain(self, x, mask)[..., None] * x).sum(1)
     )
-    with pytest.raises(SystemExit, match=rf"^error: PoolingHead\.weights: expected [^\n]*\(4, 8\), got [^\n]*{given}"):
-        main(agent, ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--run-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match=rf"^error: PoolingHead\.weights: expected [^\n]*\(2, 8\), got [^\n]*{given}"):
+        main(agent, [*SMALL, "--capture-video", "--total-timesteps", "64", "--run-dir", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 

@@ -82,9 +82,9 @@ def test_two_processes_train_one_run(tmp_path):
     assert [row["global_step"] for row in read_metrics(folder / "metrics.csv")] == [64, 128]
     first, second = load_checkpoint(folder / "checkpoint.pt")["processes"]
     args = parse(ppo, words)
-    tokens = make_envs(args).reset().tokens
+    tokens = make_envs(args).start.tokens
     for rank, part in enumerate((first, second)):
-        start = Envs(args, make_vec(args, 2, env_kwargs(args)), 2 * rank).reset()
+        start = Envs(args, make_vec(args, 2, env_kwargs(args)), 2 * rank).start
         assert torch.equal(start.tokens, tokens[2 * rank : 2 * rank + 2])  # environments that one process would have
         assert part["envs"][0][2].tolist() == start.envs.seed.tolist()
     generators = [torch.Generator(), torch.Generator()]

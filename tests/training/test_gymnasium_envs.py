@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_told(env_id, options, told):
 
 @pytest.mark.parametrize("env_id", ["noisy_envs/SimpleCentroit-v0", "CartPole-v99", "nothing"])
 def test_unknown_ids_are_told(env_id):
-    with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another id of Gymnasium"):
+    with pytest.raises(ValueError, match=f"env_id='{env_id}': .*another Gymnasium ID"):
         registration.find(env_id)
     assert registration.find(CARTPOLE) == (registration.OTHER, {})
 
@@ -277,7 +277,7 @@ def test_ours_are_ours_with_a_module_too(module, ppo):
         ("import no_such", "No module named 'no_such'; mine_b imports it"),
         ("\n1 / 0", r"importing mine_b failed with ZeroDivisionError: division by zero \(.*mine_b.py, line 2\)"),
         ("x = = 1", r"importing mine_b failed with SyntaxError: invalid syntax \(mine_b.py, line 1\)"),
-        (OWN.format("mine_b"), "Namespace x not found.* expected an id that mine_b registers"),
+        (OWN.format("mine_b"), "Namespace x not found.* expected an ID that mine_b registers"),
         (None, "No module named 'mine_b'; its folder must be on PYTHONPATH"),
     ],
 )

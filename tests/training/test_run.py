@@ -231,7 +231,7 @@ def test_metrics_of_other_columns_are_reported_and_kept(tmp_path):
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
-    with pytest.raises(SystemExit, match=r"checkpoint\.pt is no checkpoint"):
+    with pytest.raises(SystemExit, match=r"checkpoint\.pt is not a checkpoint"):
         main(ppo, ["--resume", str(tmp_path)])
 
 

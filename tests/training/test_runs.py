@@ -704,6 +704,6 @@ def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(tmp_path):
     ):
         for name in plain.namelist():
             small.writestr(name, plain.read(name))
-    with pytest.raises(ValueError, match=r"small\.pt is no checkpoint"):
+    with pytest.raises(ValueError, match=r"small\.pt is not a checkpoint"):
         load_checkpoint(tmp_path / "small.pt")
     assert load_checkpoint(tmp_path / "plain.pt")["weights"].shape == (10**6,)

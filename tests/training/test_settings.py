@@ -290,7 +290,7 @@ def test_an_environment_has_the_settings_of_its_game():
 
 def test_evaluation_is_on_levels_that_training_never_meets():
     args = parse(ppo, BOX)
-    train, (evaluation, _) = make_envs(args).reset().envs.state, make_eval_envs(args, 50)
+    train, (evaluation, _) = make_envs(args).start.envs.state, make_eval_envs(args, 50)
     assert train.level.min() >= 0 and train.level.max() < 100_000 <= evaluation.state.level.min()
 
 

@@ -72,7 +72,7 @@ def begin(words=(), agent=ppo):
     """Return settings, environments, network, and where the environments stand: nothing is written."""
     args = parse(agent, [*SMALL, *words])
     envs = make_envs(args)
-    return args, envs, agent.Agent(args, envs.token_spec, envs.action_space).eval(), envs.reset()
+    return args, envs, agent.Agent(args, envs.token_spec, envs.action_space).eval(), envs.start
 
 
 def noise_for(network, shape, seed=0):

@@ -856,7 +856,7 @@ def test_uniform_noise_is_uniform() -> None:
     assert abs(values).max() <= 0.5
     for column in values.T:
         counts = np.histogram(column, 10, (-0.5, 0.5))[0]
-        assert chi_square(counts) < 28  # with 9: above in 0.1 %
+        assert chi_square(counts) < 28  # with 9: above in 0.1%
 
 
 @each_base
@@ -1113,10 +1113,10 @@ def test_places_are_uniform_and_the_query_fixed(stack: str) -> None:
     places = np.stack([(roles == role).argmax(axis=-1) for role in range(1, 5)], axis=-1).reshape(-1, 4)
     for column in places.T:
         counts = np.bincount(column, minlength=count)[1:]
-        assert chi_square(counts) < 26  # with at most 8: above in 0.1 %
+        assert chi_square(counts) < 26  # with at most 8: above in 0.1%
     pairs = Counter(map(tuple, places[:, :2].tolist()))
     assert len(pairs) == (count - 1) * (count - 2)
-    assert chi_square(np.array(list(pairs.values()))) < 105  # with at most 71: above in 0.5 %
+    assert chi_square(np.array(list(pairs.values()))) < 105  # with at most 71: above in 0.5%
     again = (roles[1:] == roles[:-1]).all(axis=-1).mean()
     assert again < 0.1
 
