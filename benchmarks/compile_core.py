@@ -1,12 +1,12 @@
-"""Does one rule book serve NumPy, eager torch, torch.compile and CUDA graphs? Speed of each, on one device.
+"""Compare NumPy, eager torch, torch.compile and CUDA graphs on the step of one game: results and speed.
 
     python benchmarks/compile_core.py [--game simple_tag] [--device cuda] [--worlds 65536] [--noise 28]
     python benchmarks/compile_core.py --game box_world [--observation pixels]
 
-A step is everything but resets: hashed random numbers, dynamics, tokens, reward. `hand-written` is SimpleCentroid as
-a torch user would write it for this size alone, with torch's own generator. Compilation is `fullgraph=True`, so
-a graph break is an error; on CUDA, host synchronisation is an error too, and the graph capture would fail on
-a copy from the host. The bound is memory: bytes of the state read and written and of the tokens written.
+A step includes random numbers, dynamics, tokens and reward, but no reset. `hand-written` is SimpleCentroid as a torch
+user would write it for this size, with torch's own generator. Graph breaks are errors (`fullgraph=True`). On CUDA, host
+synchronisation is an error, and a copy from the host makes the graph capture fail. Memory limits the speed: the last
+column divides the bytes of the state read and written and of the tokens written by the time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from noisy_envs.validation import highest
 LEARNER = slice(0, 1)
 
 
-def rule_book(game: Any) -> Callable[..., Any]:
-    """Return the step of the game: (state, key, clock, action) -> state, clock, tokens, reward."""
+def make_step(game: Any) -> Callable[..., Any]:
+    """Return the game's step: (state, key, clock, action) -> state, clock, tokens, reward."""
     return partial(play, EnvParams(game, LEARNER, assign_policies(game, LEARNER), game.max_steps, None))
 
 
 def hand_written(game: SimpleCentroid) -> Callable[..., Any]:
-    """Return the step as plain torch, fixed to one agent, no padding, no contacts, continuous actions."""
+    """Return the step in plain torch, for one agent and continuous actions, without padding or contacts."""
     signal = highest(game.num_signal)
 
     def step(state: State, role: Any, speed: Any, action: Any) -> Any:
@@ -59,7 +59,7 @@ def hand_written(game: SimpleCentroid) -> Callable[..., Any]:
     return step
 
 
-def captured(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
+def capture(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     """Capture one step in a CUDA graph whose replay advances the state in place."""
     state, first, second, action = inputs
     stream = torch.cuda.Stream()
@@ -72,7 +72,7 @@ def captured(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], 
     with torch.cuda.graph(graph):
         outcome = step(state, first, second, action)
         for field, new in zip(state, outcome[0], strict=True):
-            if new is not field:  # what never changes is handed through
+            if new is not field:  # constant fields are returned unchanged
                 field.copy_(new)
         if second.dtype == torch.int64:
             second.copy_(outcome[1])
@@ -80,14 +80,14 @@ def captured(step: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], 
 
 
 def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float = 0.2) -> list[float]:
-    """Time calls of `run`: seconds for each, one figure a repeat, warmed up and synchronised."""
+    """Time calls of `run` after a warm-up, synchronised: one figure per repeat, in seconds per call."""
     sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     for _ in range(3):
         run()
     sync()
     count = 1
-    figures: list[float] = []
-    while len(figures) < repeats:
+    timings: list[float] = []
+    while len(timings) < repeats:
         start = time.perf_counter()
         for _ in range(count):
             run()
@@ -96,18 +96,18 @@ def seconds(run: Callable[[], Any], device: str, repeats: int = 7, least: float 
         if elapsed < least / 4:
             count *= 4
         else:
-            figures.append(elapsed / count)
-    return figures
+            timings.append(elapsed / count)
+    return timings
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure each implementation and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", choices=GAMES, default="simple_centroid")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--worlds", type=int, default=65536)
-    parser.add_argument("--noise", type=int, default=28, help="entities, of the particle games")
-    parser.add_argument("--observation", choices=("entities", "pixels"), default="entities", help="of BoxWorld")
+    parser.add_argument("--worlds", type=int, default=65536, help="number of parallel environments")
+    parser.add_argument("--noise", type=int, default=28, help="noise entities (particle games)")
+    parser.add_argument("--observation", choices=("entities", "pixels"), default="entities", help="BoxWorld only")
     args = parser.parse_args()
     options: dict[str, dict[str, Any]] = {
         "simple_centroid": {"num_noise": args.noise},
@@ -134,29 +134,29 @@ def main() -> None:
         state, _, _, actions = on_device()
         role = game.observe(state)[:1, 0, :, 4:]
         speed = torch.tensor([5.0] + [2.0] * highest(game.num_signal), device=args.device)[None, :, None]
-        bodies = State(*(field[..., :4].contiguous() for field in state))  # roles never change: none in its state
+        bodies = State(*(field[..., :4].contiguous() for field in state))  # without roles, which are constant
         return bodies, role.clone(), speed, actions
 
     runs: dict[str, Callable[[], Any]] = {}
-    steps = [("rule book", rule_book(game), on_device())]
+    steps = [("shared rules", make_step(game), on_device())]
     if args.game == "simple_centroid":
         steps.append(("hand-written", hand_written(game), on_device_by_hand()))
     for name, step, inputs in steps:
-        step(*inputs)  # makes the game's constants
+        step(*inputs)  # fills the game's caches
         compiled = torch.compile(step, fullgraph=True)
         runs[f"{name}, eager"] = partial(step, *inputs)
         runs[f"{name}, compiled"] = partial(compiled, *inputs)
         if args.device == "cuda":
-            runs[f"{name}, eager in a CUDA graph"] = captured(step, tuple(inputs))
+            runs[f"{name}, eager in a CUDA graph"] = capture(step, tuple(inputs))
             compiled(*inputs)
-            runs[f"{name}, compiled in a CUDA graph"] = captured(compiled, tuple(inputs))
+            runs[f"{name}, compiled in a CUDA graph"] = capture(compiled, tuple(inputs))
     if args.device == "cpu":
-        numpy_step = rule_book(game)
-        runs["rule book, NumPy"] = lambda: numpy_step(start, key, zeros, action)
+        numpy_step = make_step(game)
+        runs["shared rules, NumPy"] = lambda: numpy_step(start, key, zeros, action)
 
-    # the same step on both, from one state
-    expected = rule_book(game)(start, key, zeros, action)
-    got = torch.compile(rule_book(game), fullgraph=True)(*on_device())
+    # the same step from the same state, in NumPy and in compiled torch
+    expected = make_step(game)(start, key, zeros, action)
+    got = torch.compile(make_step(game), fullgraph=True)(*on_device())
     worst = max(float(np.abs(expected[i] - got[i].cpu().numpy()).max()) for i in (2, 3))
 
     report(args, game, worst, start, action)
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def bytes_of(game: Any, start: Any, action: np.ndarray) -> int:
-    """Return the bytes that a step of one world must read and write."""
+    """Return the bytes that a step of one environment must read and write."""
     read = sum(field[0].nbytes for field in start)
     fixed = sum(getattr(start, name)[0].nbytes for name in ("landmark", "size", "level") if hasattr(start, name))
     tokens = 4 * game.token_spec.num_tokens * game.token_spec.num_features
@@ -173,24 +173,24 @@ def bytes_of(game: Any, start: Any, action: np.ndarray) -> int:
 
 
 def report(args: argparse.Namespace, game: Any, worst: float, start: Any, action: np.ndarray) -> None:
-    """Print what is measured."""
+    """Print the setup, the largest difference and the bytes per step."""
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     what = args.observation if args.game == "box_world" else f"1v3v{args.noise}"
-    print(f"{args.game} {what}, {args.worlds} worlds, {name}, torch {torch.__version__}")
-    print(f"NumPy against compiled torch, largest difference of tokens and reward: {worst:.1e}")
-    print(f"bytes for each world-step: {bytes_of(game, start, action)}")
+    print(f"{args.game} {what}, {args.worlds} environments, {name}, torch {torch.__version__}")
+    print(f"largest difference between NumPy and compiled torch, tokens and reward: {worst:.1e}")
+    print(f"bytes per environment step: {bytes_of(game, start, action)}")
 
 
 def measure(label: str, run: Callable[[], Any], device: str, worlds: int, bytes_per_world: int) -> None:
-    """Time one way to step, and print a row; on CUDA waiting for the device is an error."""
+    """Time one implementation and print a row; on CUDA, host synchronisation raises an error."""
     if device == "cuda" and "CUDA graph" not in label:
         run()
         torch.cuda.set_sync_debug_mode("error")
-    figures = seconds(run, device)
+    timings = seconds(run, device)
     if device == "cuda":
         torch.cuda.set_sync_debug_mode("default")
-    median = statistics.median(figures)
-    spread = (max(figures) - min(figures)) / median
+    median = statistics.median(timings)
+    spread = (max(timings) - min(timings)) / median
     rate, bandwidth = worlds / median / 1e6, worlds * bytes_per_world / median / 1e9
     print(f"{label:42s} {rate:9.2f} M steps/s  spread {spread:4.0%}  {bandwidth:7.1f} GB/s")
 

@@ -1,16 +1,16 @@
-"""Steps a second of our environments and of their peers, everything included: actions, resets, observations, infos.
+"""Measure steps per second of our environments and their peers, including actions, resets, observations and infos.
 
     python benchmarks/env_speed.py [--out speed.png] [--threads 1 2] [--device cuda] [--works NAME …] [--smoke]
-    python benchmarks/env_speed.py --draw docs/speed.md --title TEXT --out speed.png    # of a table that is there
-    pip install mpe2 vmas jax jaxmarl      # the peers: those that are missing are left out
+    python benchmarks/env_speed.py --draw docs/speed.md --title TEXT --out speed.png    # plot an existing table
+    pip install mpe2 vmas jax jaxmarl      # the peers; missing ones are left out
 
-Each row is measured in a process of its own, bound to as many cores as it has threads, several times; the table has
-medians. A world of SimpleTag is played with one predator that learns, three prey that act at random and 128 steps an
-episode; a peer's with four agents that act at random, all of which observe (ours in the rows "all agents observe").
-Rows fail or are left out by name, never for being slow.
+Each row is measured several times in its own process, bound to as many cores as it has threads. The table lists the
+medians. SimpleTag has one learner (a predator), three prey with random actions and 128 steps per episode. In the peers
+and in the rows "all agents observe", all four agents act at random and observe. A row fails only if it raises an error
+or times out.
 
-The limit of a vector is memory: the bytes of tokens and state that a step must write and read, over the bandwidth of a
-copy measured in the same run. A single world is bound by the overhead of NumPy's calls instead.
+Vector environments are limited by memory: the bytes of tokens and state that a step must write and read, divided by the
+bandwidth of a copy measured in the same run. Single environments are limited by the overhead of NumPy calls.
 """
 
 from __future__ import annotations
@@ -55,43 +55,43 @@ WORKS = {
 }
 GROWTH = [f"SimpleTag 1v3v{n}" for n in (0, 4, 12, 28, 64)]
 GROWTH_WORLDS = 1024
-TOKENS = 32 * 5 * 4  # bytes of an observation of the main work
+TOKENS = 32 * 5 * 4  # bytes of an observation of the main workload
 
 
 class Engine(NamedTuple):
-    """Who plays, and what it is measured at."""
+    """An implementation, and the workloads that it is measured on."""
 
     make: Callable[[Work, int, str], Play]
     fits: Callable[[Work, int], bool]
     peer: bool = False
-    threaded: bool = False  # whether more threads are of use
+    threaded: bool = False  # whether it can use several threads
     devices: tuple[str, ...] = ("cpu",)
-    everywhere: bool = False  # whether it plays all works, where not asked for, or the main one alone
-    most: int = 2**20  # worlds on a CPU: more take minutes
+    everywhere: bool = False  # whether it runs all workloads by default, or the main one alone
+    most: int = 2**20  # environments on a CPU; more take minutes
 
 
 def tag(work: Work, worlds: int) -> bool:
-    """Tell whether a work is SimpleTag."""
+    """Return whether a workload is SimpleTag."""
     return work.env_id.startswith(TAG)
 
 
 def one(work: Work, worlds: int) -> bool:
-    """Tell whether there is but one world."""
+    """Return whether there is one environment."""
     return worlds == 1
 
 
 def some(work: Work, worlds: int) -> bool:
-    """Tell whether the worlds are few enough for a process or an object each."""
+    """Return whether the environments are few enough for one process or object each."""
     return worlds == 64
 
 
 def many(work: Work, worlds: int) -> bool:
-    """Tell whether there are several worlds."""
+    """Return whether there are several environments."""
     return worlds > 1
 
 
 def compiling(work: Work, worlds: int) -> bool:
-    """Tell whether the worlds are enough to pay for compiling."""
+    """Return whether there are enough environments to make compilation worthwhile."""
     return worlds >= 1024
 
 
@@ -123,7 +123,7 @@ ENGINES = {
     "VMAS, one substep": Engine(players.vmas, tag, peer=True, threaded=True, devices=BOTH, everywhere=True),
     "JaxMARL": Engine(players.jaxmarl, tag, peer=True, threaded=True, devices=BOTH, everywhere=True, most=4096),
 }
-# What the figure shows, of one thread each, and how; the table has all.
+# Colours and markers of the engines in the figure, which shows one thread each; the table lists all.
 LOOKS = {
     "one world": ("#1f77b4", "o"), "NumPy": ("#1f77b4", "s"), "torch": ("#9467bd", "^"), "compiled": ("#d62728", "D"),
     "NumPy, all agents observe": ("#17becf", "v"), "compiled, all agents observe": ("#ff7f0e", "P"),
@@ -133,11 +133,11 @@ LOOKS = {
 }  # fmt: skip
 PACKAGES = {"MPE2": "mpe2", "VMAS, one substep": "vmas", "JaxMARL": "jaxmarl"}
 WORLDS = {"cpu": (1, 64, 1024, 4096, 65536), "cuda": (4096, 16384, 65536, 1048576)}
-ELSEWHERE = {"cpu": (1, 4096), "cuda": (65536,)}  # worlds of all works but the main one
+ELSEWHERE = {"cpu": (1, 4096), "cuda": (65536,)}  # environments, for all workloads but the main one
 
 
 class Row(NamedTuple):
-    """What is measured in one process."""
+    """One measurement, which runs in its own process."""
 
     work: str
     engine: str
@@ -147,66 +147,66 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Steps a second, one figure a repeat."""
+    """Steps per second, one figure per repeat."""
 
     row: Row
     rates: list[float]
 
     @property
     def median(self) -> float:
-        """Return the middle one."""
+        """Return the median rate."""
         return statistics.median(self.rates)
 
     @property
     def spread(self) -> float:
-        """Return what lies between the most and the least, as a share of the median."""
+        """Return the range of the rates divided by their median."""
         return (max(self.rates) - min(self.rates)) / self.median
 
 
 def rates(play: Play, repeats: int, least: float) -> list[float]:
-    """Return steps a second, a figure a repeat of at least `least` seconds, after a warm-up of more than an episode."""
+    """Return steps per second, one figure per repeat of at least `least / 2` seconds, after a warm-up."""
     play(EPISODE + 2)
-    count = EPISODE  # whole episodes: each figure has its share of resets
-    figures: list[float] = []
-    while len(figures) < repeats:
+    count = EPISODE  # whole episodes, so that each figure includes resets
+    measured: list[float] = []
+    while len(measured) < repeats:
         start = time.perf_counter()
         played = play(count)
         elapsed = time.perf_counter() - start
         if elapsed < least / 2:
             count *= 2
         else:
-            figures.append(played / elapsed)
-    return figures
+            measured.append(played / elapsed)
+    return measured
 
 
 def plan(args: argparse.Namespace, missing: set[str]) -> Iterator[Row]:
-    """Name the rows to measure."""
+    """Yield the rows to measure."""
     for work in WORKS.values():
         main = work.name == MAIN or args.worlds
         given = args.worlds or (WORLDS if main else ELSEWHERE)[args.device]
         growing = () if args.worlds or args.device == "cuda" or work.name not in GROWTH else (GROWTH_WORLDS,)
         for worlds in sorted({*given, *growing}):
             for name, engine in ENGINES.items():
-                asked = work.name in args.works and name in args.engines and PACKAGES.get(name) not in missing
-                able = args.device in engine.devices and (worlds <= engine.most or args.device == "cuda")
-                if asked and able and (main or engine.everywhere) and engine.fits(work, worlds):
+                selected = work.name in args.works and name in args.engines and PACKAGES.get(name) not in missing
+                supported = args.device in engine.devices and (worlds <= engine.most or args.device == "cuda")
+                if selected and supported and (main or engine.everywhere) and engine.fits(work, worlds):
                     for threads in args.threads if engine.threaded and main else args.threads[:1]:
                         yield Row(work.name, name, worlds, threads, args.device)
 
 
 def measure(row: Row, args: argparse.Namespace) -> Result:
-    """Measure a row in a process of its own.
+    """Measure a row in its own process.
 
     Raises:
-        RuntimeError: it failed; the message is the last error that it wrote.
+        RuntimeError: the process failed; the message is its last error line.
     """
-    words = [sys.executable, __file__, "--row", json.dumps(row), "--repeats", str(args.repeats)]
-    alone = {"OMP_NUM_THREADS": str(row.threads), "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, __file__, "--row", json.dumps(row), "--repeats", str(args.repeats)]
+    extra = {"OMP_NUM_THREADS": str(row.threads), "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONWARNINGS": "ignore"}
     if row.device == "cpu":
-        alone["JAX_PLATFORMS"] = "cpu"
+        extra["JAX_PLATFORMS"] = "cpu"
     try:
         done = subprocess.run(
-            [*words, "--least", str(args.least)], env={**os.environ, **alone},
+            [*command, "--least", str(args.least)], env={**os.environ, **extra},
             capture_output=True, text=True, timeout=args.timeout, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -218,7 +218,7 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
 
 
 def play_row(row: Row, repeats: int, least: float) -> None:
-    """Measure a row in this process, and print its figures."""
+    """Measure a row in this process and print its rates."""
     if row.device == "cpu" and sys.platform == "linux":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: row.threads])
     play = ENGINES[row.engine].make(WORKS[row.work], row.worlds, row.device)
@@ -226,14 +226,14 @@ def play_row(row: Row, repeats: int, least: float) -> None:
 
 
 def best_peer(result: Result, results: Sequence[Result]) -> Result | None:
-    """Return the fastest peer at the same work and number of worlds, or else at the work."""
+    """Return the fastest peer with the same workload and number of environments, or else with the same workload."""
     peers = [other for other in results if ENGINES[other.row.engine].peer and other.row.work == result.row.work]
-    beside = [other for other in peers if other.row.worlds == result.row.worlds] or peers
-    return max(beside, key=lambda other: other.median, default=None)
+    equal = [other for other in peers if other.row.worlds == result.row.worlds] or peers
+    return max(equal, key=lambda other: other.median, default=None)
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the table in Markdown."""
+    """Format the results as a Markdown table."""
     lines = ["| work | worlds | who | threads | steps/s | spread | × the best peer |", "|---|---|---|---|---|---|---|"]
     for result in results:
         row, peer = result.row, best_peer(result, results)
@@ -248,24 +248,24 @@ def table(results: Sequence[Result]) -> str:
 
 
 def read_table(text: str) -> list[Result]:
-    """Return the medians that a text holds as `table` writes them.
+    """Parse the medians from a text with a table as `table` writes it.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the text has no row of the table.
     """
-    found = []
+    results = []
     for line in text.splitlines():
         work, worlds, engine, threads, median, *_ = [*(cell.strip() for cell in line.split("|")[1:]), *[""] * 5]
         if work in WORKS and engine in ENGINES:
             row = Row(work, engine, int(worlds.replace(",", "")), int(threads), "")
-            found.append(Result(row, [float(median.replace(",", ""))]))
-    if not found:
-        raise ValueError("must hold a table as this program writes it")
-    return found
+            results.append(Result(row, [float(median.replace(",", ""))]))
+    if not results:
+        raise ValueError("expected a table in the format of env_speed.py")
+    return results
 
 
 def as_csv(results: Sequence[Result]) -> str:
-    """Return the results as CSV: a row each, with its figures."""
+    """Format the results as CSV, one row each."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*Row._fields, "median", "least", "most"])
@@ -275,7 +275,7 @@ def as_csv(results: Sequence[Result]) -> str:
 
 
 def draw(path: Path, results: Sequence[Result], title: str) -> None:
-    """Draw steps a second over worlds, the time of a step over obstacles, and single worlds."""
+    """Plot rates against the number of environments, step time against obstacles, and single environments."""
     from matplotlib.figure import Figure
 
     from noisy_envs.training.plots import write_png
@@ -291,18 +291,18 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
         for result in results:
             if keep(result.row) and result.row.engine in LOOKS and result.row.threads == threads:
                 groups.setdefault(result.row.engine, []).append(result)
-        for name, found in groups.items():
-            colour, marker = LOOKS[name]
+        for name, group in groups.items():
+            color, marker = LOOKS[name]
             dashes = "--" if ENGINES[name].peer else "-"
             axes.plot(
-                [x(one.row) for one in found], [y(one) for one in found], dashes,
-                color=colour, marker=marker, markersize=7, label=name,
+                [x(one.row) for one in group], [y(one) for one in group], dashes,
+                color=color, marker=marker, markersize=7, label=name,
             )  # fmt: skip
         axes.grid(alpha=0.25)
 
     lines(over_worlds, lambda row: row.work == MAIN, lambda row: row.worlds, lambda result: result.median)
     over_worlds.set(
-        xscale="log", yscale="log", xlabel="worlds", ylabel="steps/s of all worlds", title=f"{MAIN}, threads: {threads}"
+        xscale="log", yscale="log", xlabel="environments", ylabel="steps/s", title=f"{MAIN}, threads: {threads}"
     )
     lines(
         over_noise,
@@ -311,8 +311,8 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
         lambda result: 1e6 / result.median,
     )
     over_noise.set(
-        yscale="log", xlabel="obstacles", ylabel="µs a step of one world",
-        title=f"SimpleTag 1v3vN, {GROWTH_WORLDS:,} worlds",
+        yscale="log", xlabel="obstacles", ylabel="µs per environment step",
+        title=f"SimpleTag 1v3vN, {GROWTH_WORLDS:,} environments",
     )  # fmt: skip
     alone = [one for one in results if one.row.worlds == 1 and one.row.engine in ("one world", "MPE2")]
     names = [f"{one.row.work}{', MPE2' if one.row.engine == 'MPE2' else ''}" for one in alone]
@@ -321,14 +321,14 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
         singles.text(result.median, place, f" {result.median:,.0f}", va="center", fontsize=8)
     singles.margins(x=0.2)
     singles.invert_yaxis()
-    singles.set(xlabel="steps/s", title="one world")
+    singles.set(xlabel="steps/s", title="one environment")
     labels = {label: line for axes in (over_worlds, over_noise) for line in axes.lines for label in [line.get_label()]}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=5, fontsize=8)
     write_png(path, figure)
 
 
 def copy_bandwidth(device: str) -> float:
-    """Return bytes a second, read and written, of copying an array larger than the caches."""
+    """Return the bytes read and written per second while copying an array larger than the caches."""
     if device == "cuda":
         import torch
 
@@ -356,7 +356,7 @@ def copy_bandwidth(device: str) -> float:
 
 
 def machine(device: str) -> str:
-    """Name the processor."""
+    """Return the name of the processor or GPU."""
     if device == "cuda":
         import torch
 
@@ -369,47 +369,47 @@ def machine(device: str) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the settings."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=BOTH, default="cpu")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of engines that can use several")
-    parser.add_argument("--worlds", type=int, nargs="+", help="for all works, instead of a choice for each")
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="NAME", help="what is played")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads to measure")
+    parser.add_argument("--worlds", type=int, nargs="+", help="numbers of environments, for all workloads")
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="NAME", help="workloads")
     parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME", help="who plays"
+        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME", help="implementations"
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--least", type=float, default=0.4, help="seconds of a repeat")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds of a row")
-    parser.add_argument("--out", type=Path, help="PNG to draw; the figures go beside it, as .csv and .md")
-    parser.add_argument("--draw", type=Path, help="measure nothing, and draw the table of this Markdown file")
-    parser.add_argument("--title", default="", help="of the figure that --draw draws")
-    parser.add_argument("--smoke", action="store_true", help="a moment of each engine, to see that it runs")
+    parser.add_argument("--least", type=float, default=0.4, help="seconds per repeat")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per row")
+    parser.add_argument("--out", type=Path, help="PNG to write; the rates go to .csv and .md files of that name")
+    parser.add_argument("--draw", type=Path, help="plot the table in this Markdown file, without measuring")
+    parser.add_argument("--title", default="", help="title of the figure, with --draw")
+    parser.add_argument("--smoke", action="store_true", help="run each engine briefly, to check that it works")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.smoke:
         args.repeats, args.least, args.threads = 1, 0.0, args.threads[:1]
     if min(*args.threads, *(args.worlds or [1]), args.repeats) < 1:
-        parser.error("--threads, --worlds and --repeats must be at least 1")
+        parser.error(f"threads={args.threads}, worlds={args.worlds}, repeats={args.repeats}: expected at least 1")
     if max(args.threads) > (os.cpu_count() or 1):
-        parser.error(f"--threads {max(args.threads)}: must be at most the {os.cpu_count()} of this machine")
+        parser.error(f"threads={max(args.threads)}: expected at most {os.cpu_count()}, the number of CPUs")
     if args.draw is not None and args.out is None:
-        parser.error("--draw needs --out")
+        parser.error("--draw requires --out")
     if args.out is not None and args.out.suffix != ".png":
-        parser.error(f"--out {args.out}: must end in .png")
+        parser.error(f"out='{args.out}': expected a name that ends in .png")
     return args
 
 
 def smallest(rows: Sequence[Row]) -> list[Row]:
-    """Return one row of each engine, the one with the fewest worlds."""
-    found: dict[str, Row] = {}
+    """Return one row per engine, with the fewest environments."""
+    by_engine: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: row.worlds):
-        found.setdefault(row.engine, row)
-    return list(found.values())
+        by_engine.setdefault(row.engine, row)
+    return list(by_engine.values())
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure row by row, print a table, and draw it if asked to."""
+    """Measure all rows and print a table, or plot an existing one."""
     args = parse(argv)
     if args.row:
         play_row(Row(*json.loads(args.row)), args.repeats, args.least)
@@ -426,16 +426,16 @@ def main(argv: Sequence[str]) -> None:
     )
     print(title)
     if absent := sorted(missing & set(PACKAGES.values())):
-        print(f"not installed, so left out: {', '.join(absent)}")
+        print(f"skipped, not installed: {', '.join(absent)}")
     print(
-        f"A copy runs at {bandwidth / 1e9:,.1f} GB/s. A world of {MAIN} keeps {kept} bytes. A step reads and writes "
-        f"{step_bytes}, {TOKENS} of them tokens, of which the memory allows {bandwidth / step_bytes:,.0f} a second.",
+        f"Memory copies run at {bandwidth / 1e9:,.1f} GB/s. An environment of {MAIN} takes {kept} bytes. A step reads "
+        f"and writes {step_bytes} bytes, {TOKENS} of them tokens: at most {bandwidth / step_bytes:,.0f} steps/s.",
         flush=True,
     )
     rows = list(plan(args, missing))
     results = []
     for row in smallest(rows) if args.smoke else rows:
-        name = f"{row.work}, worlds: {row.worlds:,}, threads: {row.threads}, {row.engine}"
+        name = f"{row.work}, environments: {row.worlds:,}, threads: {row.threads}, {row.engine}"
         try:
             result = measure(row, args)
         except RuntimeError as error:

@@ -1,12 +1,12 @@
-"""Where an iteration of learning spends its time: nanoseconds a sample for a gradient, and for a rollout.
+"""Measure the two parts of a training iteration, in nanoseconds per sample: gradient and rollout.
 
     python benchmarks/gradient_speed.py [--agent agents/ppo_avgpool.py] [--device cuda] [--threads 2]
         [--env-ids noisy_envs/SimpleCentroid-1v3v28-v0 noisy_envs/SimpleTag-1v3v28-v0]
 
-A gradient is one forward and backward pass of a minibatch by the network, dropout included, without the optimiser; in
-the paper's particle games that is the whole batch. A rollout is all steps of an update, with worlds, policy, values
-and advantages. Each as the agent runs it: eager, compiled, and on a GPU recorded in CUDA graphs too. An iteration is
-one rollout and the gradients of all its samples for each epoch, 16 in the particle games.
+A gradient is one forward and backward pass on a minibatch with dropout, without the optimizer step. In the paper's
+particle games a minibatch is the whole batch. A rollout is all steps of an update: environments, policy, values and
+advantages. Both are measured as the agent runs them: eager, compiled and, on a GPU, recorded in CUDA graphs. An
+iteration consists of one rollout and the gradients of all samples in each epoch (16 epochs in the particle games).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def load(path: Path) -> ModuleType:
-    """Import an agent's file."""
+    """Import an agent from its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,25 +46,25 @@ def load(path: Path) -> ModuleType:
 
 
 def seconds(run: Callable[[], Any], device: str, repeats: int = 5) -> float:
-    """Return the median time of a call, after one to warm up."""
+    """Return the median time of a call, after a warm-up call."""
     sync = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
     run()
-    found = []
+    timings = []
     for _ in range(repeats):
         sync()
         start = time.perf_counter()
         run()
         sync()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+        timings.append(time.perf_counter() - start)
+    return statistics.median(timings)
 
 
 class FirstUpdate(Run):
-    """A run that writes nothing and ends in its first update: what the agent's own loop calls can be called again.
+    """A run that writes no files, stops after its first update and keeps the calls of the agent's loop.
 
     Attributes:
-        calls: its last rollout and gradient, by name.
-        first: seconds of the first call of both.
+        calls: the last rollout and gradient, by name.
+        first: total seconds of their first calls.
     """
 
     def __init__(self, module: ModuleType, args: Any) -> None:
@@ -73,26 +73,26 @@ class FirstUpdate(Run):
         self.calls: dict[str, Callable[[], Any]] = {}
         self.first = 0.0
 
-    def _kept(self, name: str, function: Callable[..., Any]) -> Any:
-        def kept(*inputs: Any) -> Any:
+    def _keep(self, name: str, function: Callable[..., Any]) -> Any:
+        def call(*inputs: Any) -> Any:
             start = time.perf_counter()
             result = function(*inputs)
             self.first += 0.0 if name in self.calls else time.perf_counter() - start
             self.calls[name] = partial(function, *inputs)
             return result
 
-        return kept
+        return call
 
     def record(self, function: Any) -> Any:
         """Keep the rollout."""
-        return self._kept("rollout", super().record(function))
+        return self._keep("rollout", super().record(function))
 
     def gradient(self, model: Any, loss: Any) -> Any:
         """Keep the gradient."""
-        return self._kept("gradient", super().gradient(model, loss))
+        return self._keep("gradient", super().gradient(model, loss))
 
     def begin(self, agent: Any, optimizer: Any, generator: Any, envs: Any, kl_coef: float) -> tuple[EnvState, float]:
-        """Make no folder."""
+        """Create no folder."""
         return envs.start, kl_coef
 
     def iterations(self) -> Iterator[int]:
@@ -100,12 +100,12 @@ class FirstUpdate(Run):
         yield 0
 
     def log(self, *_: Any) -> dict[str, float]:
-        """End, as a run does that is stopped."""
+        """Stop training, as an interrupt would."""
         raise KeyboardInterrupt
 
 
 def measure(ppo: ModuleType, args: Any) -> tuple[float, float, float]:
-    """Return nanoseconds a sample of a gradient, of a rollout, and seconds of both first calls."""
+    """Return nanoseconds per sample of a gradient and of a rollout, and the seconds of both first calls."""
     run = FirstUpdate(ppo, dataclasses.replace(args, update_epochs=1))
     with contextlib.suppress(KeyboardInterrupt):
         ppo.train(run.local_args, run)
@@ -114,7 +114,7 @@ def measure(ppo: ModuleType, args: Any) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure each mode and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agent", type=Path, default=ROOT / "agents" / "ppo_adapool.py")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -125,17 +125,17 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     ppo = load(args.agent)
     print(f"{args.agent.name}, {library_versions()}")
-    print("| environment | how | a gradient, ns a sample | a rollout, ns a step | both first calls, s |")
+    print("| environment | mode | gradient, ns per sample | rollout, ns per step | both first calls, s |")
     print("|---|---|---|---|---|")
-    ways = [("eager", False, False), ("compiled", True, False)]
+    modes = [("eager", False, False), ("compiled", True, False)]
     if args.device.startswith("cuda"):
-        ways.append(("compiled, in CUDA graphs", True, True))
+        modes.append(("compiled, in CUDA graphs", True, True))
     for env_id in args.env_ids:
-        for name, compile, graphs in ways:
+        for name, compile, graphs in modes:
             try:
-                asked = parse(ppo, ["--env-id", env_id, "--device", args.device])
-                asked = dataclasses.replace(asked, compile=compile, cuda_graphs=graphs)
-                gradient, rollout, first = measure(ppo, asked)
+                run_args = parse(ppo, ["--env-id", env_id, "--device", args.device])
+                run_args = dataclasses.replace(run_args, compile=compile, cuda_graphs=graphs)
+                gradient, rollout, first = measure(ppo, run_args)
             except (ValueError, OSError) as error:
                 raise SystemExit(f"error: {format_error(error)}") from None
             print(f"| {env_id.split('/')[-1]} | {name} | {gradient:,.0f} | {rollout:,.0f} | {first:.0f} |", flush=True)

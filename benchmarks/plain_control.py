@@ -1,9 +1,9 @@
-"""What an agent learns without tokens, to set beside ours: PPO of Stable-Baselines3 on the plain environment.
+"""Train PPO of Stable-Baselines3 on an environment without tokens, as a reference for the agents here.
 
     python benchmarks/plain_control.py [--env-id CartPole-v1] [--total-timesteps 65536] [--seeds 1 2 3]
     pip install stable-baselines3
 
-Prints mean return and standard deviation over 100 episodes on seeds that training does not use, for each seed.
+Prints, for each seed, mean return and standard deviation over 100 episodes with seeds that training does not use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPISODES = 100
 
 
 def main() -> None:
-    """Train and evaluate."""
+    """Train and evaluate one model per seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--total-timesteps", type=int, default=65536)

@@ -1,8 +1,8 @@
-"""Who plays in `env_speed.py`: our environments and their peers, each as a function that plays many steps.
+"""Define what `env_speed.py` measures: functions that play many steps of our environments and of their peers.
 
-A player is made for a work, a number of worlds and a device, and called with a number of steps: it plays that many of
-each world, with random actions drawn before, resets when episodes of 128 steps are over, and observations written to
-memory, and returns how many steps that was in all worlds together.
+A maker takes a workload, a number of environments and a device, and returns a player. A player takes a number of steps
+and plays them in each environment, with random actions drawn beforehand, a reset after each episode of 128 steps, and
+observations written to memory. It returns the number of steps of all environments together.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from noisy_envs.interfaces.vector_env import in_place
 
 Play = Callable[[int], int]
 EPISODE = 128
-NUM_ACTIONS = 16  # different actions, played in turn
+NUM_ACTIONS = 16  # different actions, played in rotation
 
 
 class Work(NamedTuple):
-    """What is played."""
+    """A workload: an environment and its options."""
 
     name: str
     env_id: str
-    options: dict[str, Any] = {}  # noqa: RUF012  never changed
+    options: dict[str, Any] = {}  # noqa: RUF012  never modified
 
     @property
     def obstacles(self) -> int:
-        """How many obstacles there are in SimpleTag."""
+        """Number of obstacles in SimpleTag."""
         game: Any = gymnasium.make(self.env_id, **self.options).unwrapped.game  # type: ignore[attr-defined]
         return int(game.num_obstacles)
 
@@ -56,7 +56,7 @@ def one_world(work: Work, worlds: int, device: str) -> Play:
 
 
 def in_contact(work: Work, worlds: int, device: str) -> Play:
-    """Play SimpleTag with prey at rest and the predator among them, in contact all the time."""
+    """Play SimpleTag with the predator among resting prey, so that they are always in contact."""
     env: Any = gymnasium.make(work.env_id, prey_policy="still").unwrapped
     place = np.zeros((env.game.num_entities, 2))
     place[:4] = (0, 0), (0.12, 0), (0, 0.15), (-0.15, 0)
@@ -72,7 +72,7 @@ def in_contact(work: Work, worlds: int, device: str) -> Play:
 
 
 def levels_drawn(work: Work, worlds: int, device: str) -> Play:
-    """Draw levels of BoxWorld, each another, instead of steps."""
+    """Draw different levels of BoxWorld instead of playing steps."""
     game: Any = gymnasium.make(work.env_id, **work.options).unwrapped.game  # type: ignore[attr-defined]
     config: LevelConfig = game.level_config
     numbers = itertools.count()
@@ -86,7 +86,7 @@ def levels_drawn(work: Work, worlds: int, device: str) -> Play:
 
 
 def processes(mode: str) -> Callable[[Work, int, str], Play]:
-    """Return the maker of a player of single environments in Gymnasium's own vector, "sync" or "async"."""
+    """Return the maker for single environments in Gymnasium's vector environment, "sync" or "async"."""
 
     def make(work: Work, worlds: int, device: str) -> Play:
         return play_vector(gymnasium.make_vec(work.env_id, worlds, mode, **work.options))
@@ -94,18 +94,18 @@ def processes(mode: str) -> Callable[[Work, int, str], Play]:
     return make
 
 
-def vector(device_of: str = "numpy", **keywords: Any) -> Callable[[Work, int, str], Play]:
-    """Return the maker of a player of our vector environments, in NumPy or torch."""
+def vector(backend: str = "numpy", **keywords: Any) -> Callable[[Work, int, str], Play]:
+    """Return the maker for our vector environments, in NumPy or torch."""
 
     def make(work: Work, worlds: int, device: str) -> Play:
-        place: dict[str, Any] = {} if device_of == "numpy" else {"backend": "torch", "device": device}
+        place: dict[str, Any] = {} if backend == "numpy" else {"backend": "torch", "device": device}
         return play_vector(gymnasium.make_vec(work.env_id, worlds, **place, **keywords, **work.options))
 
     return make
 
 
 def play_vector(envs: Any) -> Play:
-    """Return the player of vector environments."""
+    """Return a player of vector environments."""
     envs.reset(seed=0)
     envs.action_space.seed(0)
     actions = [envs.action_space.sample() for _ in range(NUM_ACTIONS)]
@@ -113,7 +113,7 @@ def play_vector(envs: Any) -> Play:
     if device is not None:
         import torch
 
-        actions = [torch.from_numpy(one).to(device) for one in actions]
+        actions = [torch.from_numpy(action).to(device) for action in actions]
 
     def play(steps: int) -> int:
         for i in range(steps):
@@ -125,7 +125,7 @@ def play_vector(envs: Any) -> Play:
 
 
 def recorded(work: Work, worlds: int, device: str) -> Play:
-    """Play the pure step of our vector environments, compiled and recorded as one CUDA graph: as our agents do."""
+    """Play the pure step, compiled and recorded as one CUDA graph, as our agents do."""
     import torch
 
     from noisy_envs.nn.cuda_graph import CudaGraph
@@ -148,7 +148,7 @@ def recorded(work: Work, worlds: int, device: str) -> Play:
 
 
 def wait_for(device: Any) -> None:
-    """Wait until a GPU has done what it was asked."""
+    """Wait for a GPU to finish its work."""
     if device is not None and device.type == "cuda":
         import torch
 
@@ -156,7 +156,7 @@ def wait_for(device: Any) -> None:
 
 
 def mpe2(work: Work, worlds: int, device: str) -> Play:
-    """Play MPE2's simple_tag_v3, one predator and three prey, obstacles solid only where ours are."""
+    """Play MPE2's simple_tag_v3 with one predator and three prey; obstacles are solid only where ours are."""
     from mpe2 import simple_tag_v3
 
     env = simple_tag_v3.parallel_env(num_good=3, num_adversaries=1, num_obstacles=work.obstacles, max_cycles=EPISODE)
@@ -176,7 +176,7 @@ def mpe2(work: Work, worlds: int, device: str) -> Play:
 
 
 def vmas(work: Work, worlds: int, device: str) -> Play:
-    """Play VMAS's simple_tag, obstacles hollow, with one substep a step as in ours instead of its ten."""
+    """Play VMAS's simple_tag with our obstacles and one substep per step, as in ours, instead of ten."""
     import torch
     import vmas
 
@@ -205,7 +205,7 @@ def vmas(work: Work, worlds: int, device: str) -> Play:
 
 
 def jaxmarl(work: Work, worlds: int, device: str) -> Play:
-    """Play JaxMARL's SimpleTagMPE, obstacles hollow, 32 steps of all worlds in one compiled scan."""
+    """Play JaxMARL's SimpleTagMPE with our obstacles, 32 steps of all environments per compiled scan."""
     import jax
     import jax.numpy as jnp
     from jaxmarl.environments.mpe.simple_tag import SimpleTagMPE
@@ -223,7 +223,7 @@ def jaxmarl(work: Work, worlds: int, device: str) -> Play:
         actions = dict(zip(env.agents, drawn, strict=True))
         seen, state, reward, ended, _ = jax.vmap(env.step)(jax.random.split(key_step, worlds), state, actions)
         reward = {name: value.astype(jnp.float32) for name, value in reward.items()}
-        return (state, seen, reward, ended), None  # carried from step to step, so that each step writes all of it
+        return (state, seen, reward, ended), None  # carried between steps, so that each step writes all results
 
     @jax.jit
     def scan(carry: Any, key: Any) -> Any:
@@ -246,7 +246,7 @@ def jaxmarl(work: Work, worlds: int, device: str) -> Play:
 
 
 def bytes_of(work: Work) -> tuple[int, int]:
-    """Return the bytes that our vectors keep of a world of SimpleTag, and how many of them a step leaves alone."""
+    """Return the bytes of one SimpleTag environment in a vector, and how many of them a step does not change."""
     envs: Any = gymnasium.make_vec(work.env_id, 2, **work.options)
     envs.reset(seed=0)
     worlds = envs.batch_state
@@ -256,13 +256,13 @@ def bytes_of(work: Work) -> tuple[int, int]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that play, or that they are missing."""
+    """Return the versions of the packages compared, "missing" for those not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"noisy-envs": noisy_envs.__version__}
+    result = {"noisy-envs": noisy_envs.__version__}
     for name in ("numpy", "torch", "gymnasium", "mpe2", "vmas", "jaxmarl", "jax"):
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+            result[name] = "missing"
+    return result

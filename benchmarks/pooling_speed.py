@@ -1,24 +1,23 @@
-"""How long pooling takes over the number of tokens n and of features d: each head alone, and on an encoder.
+"""Measure how the time of pooling grows with the number of tokens n and of features d, alone and on an encoder.
 
     python benchmarks/pooling_speed.py [--device cuda] [--out pooling_speed.png] [--batch 64]
         [--n 16 32 64 128 256] [--d 8 16 32 64 128 256] [--fixed-n 32] [--fixed-d 32]
 
-n varies at --fixed-d and d at --fixed-n. Products that the forward pass of a set needs, with h attention heads:
+n varies at --fixed-d and d at --fixed-n. Multiplications (products) per set and forward pass, with h attention heads:
 
-    AvgPool              n d             MaxPool: as many comparisons. ClsToken: none, but it copies the n d numbers.
+    AvgPool              n d             MaxPool: as many comparisons. ClsToken: none, but it copies n d numbers.
     AdaPool              2 n d h + 4 d²  scores and weighted sum; W_Q, W_K at the query; W_V, W_O at the pooled value
-    MultiheadAttention   2 n d² + 2 n d + 2 d²  torch's, with one query: W_K and W_V meet each token, as the paper
-                         counts it (appendix, "Time Complexity of AdaPool": O(n d + n d²))
+    MultiheadAttention   2 n d² + 2 n d + 2 d²  torch's, with one query: it multiplies each token by W_K and W_V, as the
+                         paper counts (appendix, "Time Complexity of AdaPool": O(n d + n d²))
 
-With equal weights the last two give equal numbers; ours is of O(n d h + d²), as it moves W_K to the query's side and
-W_V behind the sum. "Least" is the larger of what torch takes to read the tokens once (`sum`) and of the products at the
-speed of a large matrix product: what forward alone could reach. On small sizes all is the price of calls.
-Measured at n = 32, d = 256, batch 64, forward and backward: 5.6 ms for ours, 28.6 ms for torch's; from d = 128 to 256
-forward alone grows 2.8 and 4.7 times (one core of an AMD EPYC, commit 4f6e2b0a52ca; tests ran beside it).
+With equal weights the last two return equal numbers. AdaPool takes O(n d h + d²), because it applies W_K to the query
+and W_V to the pooled value. At n = 32, d = 256, batch 64, forward and backward take 5.6 ms, torch's attention 28.6 ms.
+"Least" is a lower limit of the forward pass: the time of reading the tokens once (`sum`), or of the multiplications at
+the speed of a large matrix product, whichever is longer. At small sizes the overhead of calls dominates.
 
-The encoder is torch's, in training mode, with h heads, a feed-forward layer of 4 d and no dropout; ClsToken's has n + 1
-tokens. Times are medians over --repeats, in which the heads take turns, in float32. With one thread on a CPU they are
-the process's own time, which others that use the machine lengthen less; else, and on a GPU, they are wall time.
+The encoder is torch's, in training mode, with h heads, a feed-forward layer of 4 d and no dropout. ClsToken's encoder
+has n + 1 tokens. Times are float32 medians over --repeats; the heads take turns. With one thread on a CPU they are
+process time, which depends less on the load of the machine; otherwise they are wall time.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ Call = Callable[[], object]
 
 
 class Projected(nn.Module):
-    """Pool by torch's own attention, the first token being the query: it projects every token."""
+    """Pool by torch's attention with the first token as the query, which projects every token."""
 
     def __init__(self, dim: int) -> None:
-        """Make the projections."""
+        """Create the projections."""
         super().__init__()
         self.attention = nn.MultiheadAttention(dim, HEADS, bias=False, batch_first=True)
 
     def extend(self, tokens: Tensor) -> tuple[Tensor, None]:
-        """Return tokens (B, N, D) as they are, and no mask."""
+        """Return tokens (B, N, D) unchanged, and no mask."""
         return tokens, None
 
     def forward(self, embeddings: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class Projected(nn.Module):
         return (pooled + query).squeeze(1)
 
 
-# each head, given d, and the products that a set needs, given n and d
+# constructor of each head, given d; multiplications per set, given n and d
 POOLS: dict[str, tuple[Callable[[int], Any], Callable[[int, int], int]]] = {
     "AvgPool": (lambda d: AvgPool(), lambda n, d: n * d),
     "MaxPool": (lambda d: MaxPool(), lambda n, d: n * d),
@@ -71,7 +70,7 @@ POOLS: dict[str, tuple[Callable[[int], Any], Callable[[int, int], int]]] = {
     "AdaPool": (lambda d: AdaPool(d, HEADS), lambda n, d: 2 * n * d * HEADS + 4 * d * d),
     "MultiheadAttention": (Projected, lambda n, d: 2 * n * d * d + 2 * n * d + 2 * d * d),
 }
-# the paper's costs, beside the head that is drawn above each
+# the paper's costs, drawn below these heads
 GUIDES: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
     "AvgPool": ("O(n d)", "--", lambda n, d: n * d),
     "MultiheadAttention": ("O(n d + n d²)", ":", lambda n, d: n * d + n * d * d),
@@ -79,7 +78,7 @@ GUIDES: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
 
 
 class Row(NamedTuple):
-    """Products and seconds for a batch."""
+    """Multiplications and seconds per batch."""
 
     pool: str
     n: int
@@ -93,7 +92,7 @@ class Row(NamedTuple):
 
 
 def medians(calls: Sequence[Call], repeats: int, device: str) -> list[float]:
-    """Return the median seconds of each call; they take turns, so that other work on the machine hits all alike."""
+    """Return the median seconds of each call; calls take turns, so that other load affects all equally."""
     sync = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
     clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
@@ -108,14 +107,14 @@ def medians(calls: Sequence[Call], repeats: int, device: str) -> list[float]:
     for call in calls:
         call()
     numbers = [max(1, min(50, int(2e-3 / seconds(call, 1)))) for call in calls]  # 2 ms, or one call
-    found = [[seconds(call, number) for call, number in zip(calls, numbers, strict=True)] for _ in range(repeats)]
-    return [statistics.median(times) for times in zip(*found, strict=True)]
+    timings = [[seconds(call, number) for call, number in zip(calls, numbers, strict=True)] for _ in range(repeats)]
+    return [statistics.median(times) for times in zip(*timings, strict=True)]
 
 
 def make_calls(head: Any, encoder: nn.Module, tokens: Tensor) -> tuple[Call, Call]:
-    """Return the forward pass, and forward and backward, of tokens (B, N, D) through the encoder and the head."""
+    """Return functions that pass tokens (B, N, D) through encoder and head: forward, and forward and backward."""
     leaf = tokens.clone().requires_grad_()
-    wanted = [leaf, *encoder.parameters(), *head.parameters()]
+    inputs = [leaf, *encoder.parameters(), *head.parameters()]
 
     def run(tokens: Tensor) -> Tensor:
         pooled: Tensor = head(encoder(head.extend(tokens)[0]))
@@ -125,11 +124,11 @@ def make_calls(head: Any, encoder: nn.Module, tokens: Tensor) -> tuple[Call, Cal
         with torch.inference_mode():
             return run(tokens)
 
-    return forward, lambda: torch.autograd.grad(run(leaf).sum(), wanted)
+    return forward, lambda: torch.autograd.grad(run(leaf).sum(), inputs)
 
 
 def measure(n: int, d: int, rate: float, args: argparse.Namespace) -> list[Row]:
-    """Return a row for each head at one size; `rate` is the machine's, in products a second."""
+    """Return a row per head at one size; `rate` is the machine's, in multiplications per second."""
     tokens = torch.randn(args.batch, n, d, generator=torch.Generator().manual_seed(0)).to(args.device)
     layer = nn.TransformerEncoderLayer(d, HEADS, 4 * d, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).to(args.device)
@@ -145,13 +144,13 @@ def measure(n: int, d: int, rate: float, args: argparse.Namespace) -> list[Row]:
 
 
 def show(row: Row) -> str:
-    """Return a line of the table, times in microseconds."""
+    """Format a row of the table, with times in microseconds."""
     times = " | ".join(f"{1e6 * seconds:,.0f}" for seconds in row[4:])
     return f"| {row.pool} | {row.n} | {row.d} | {row.products / 1e6:.2f} | {times} |"
 
 
 def plot(axes: Axes, rows: Sequence[Row], column: str, axis: str) -> None:
-    """Draw one line a head over "n" or "d", and, for heads alone, the paper's slopes a bit below theirs."""
+    """Draw one line per head against "n" or "d", and, for heads alone, the paper's slopes slightly lower."""
     for pool in POOLS:
         line = sorted((row for row in rows if row.pool == pool), key=lambda row: (row.n, row.d))
         x, y = ([getattr(row, name) for row in line] for name in (axis, column))
@@ -170,16 +169,16 @@ def plot(axes: Axes, rows: Sequence[Row], column: str, axis: str) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], fixed: dict[str, int], title: str) -> None:
-    """Draw forward and backward over n and over d, of the head alone and on the encoder, as a PNG."""
+    """Plot forward and backward time against n and d, for the head alone and on the encoder, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 7.5), dpi=120, layout="constrained")
     panels = figure.subplots(2, 2, sharey="row")
     places = {"both": "head alone", "encoder_both": f"head on a {LAYERS}-layer encoder"}
     for row, (column, place) in zip(panels, places.items(), strict=True):
-        row[0].set_ylabel("forward and backward, ms a batch")
+        row[0].set_ylabel("forward and backward, ms per batch")
         for axes, (axis, other) in zip(row, (("n", "d"), ("d", "n")), strict=True):
-            plot(axes, [found for found in rows if getattr(found, other) == fixed[other]], column, axis)
+            plot(axes, [point for point in rows if getattr(point, other) == fixed[other]], column, axis)
             axes.set_title(f"{place}, {other} = {fixed[other]}")
     figure.suptitle(title, fontsize=10)
     lines = sorted(panels[0, 0].get_lines(), key=lambda line: line.get_label().startswith("O("))  # guides last
@@ -188,11 +187,11 @@ def draw(path: Path, rows: Sequence[Row], fixed: dict[str, int], title: str) -> 
 
 
 def main() -> None:
-    """Measure, print, draw."""
+    """Measure, print the table and plot it if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a PNG; none is drawn if not given")
+    parser.add_argument("--out", type=Path, help="PNG to write (default: none)")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     parser.add_argument("--d", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256], help=f"multiples of {HEADS}")
@@ -203,8 +202,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     matrix = torch.randn(1024, 1024, device=args.device)
     rate = 1024**3 / medians([lambda: matrix @ matrix], args.repeats, args.device)[0]
-    about = library_versions()
-    print(f"{about}\nbatch {args.batch}, {args.device}, {rate / 1e9:,.0f}e9 products/s; times in µs a batch\n")
+    versions = library_versions()
+    print(f"{versions}\nbatch {args.batch}, {args.device}, {rate / 1e9:,.0f}e9 products/s; times in µs per batch\n")
     print("| head | n | d | products, millions | least | forward | and backward | on encoder: forward | and backward |")
     print("|---|---|---|---|---|---|---|---|---|")
     rows: list[Row] = []
@@ -212,7 +211,7 @@ def main() -> None:
         rows += measure(n, d, rate, args)
         print(*map(show, rows[-len(POOLS) :]), sep="\n", flush=True)
     if args.out:
-        title = f"batch {args.batch}, {args.device}, torch {about['torch']}, commit {about['commit']}"
+        title = f"batch {args.batch}, {args.device}, torch {versions['torch']}, commit {versions['commit']}"
         draw(args.out, rows, {"n": args.fixed_n, "d": args.fixed_d}, title)
 
 

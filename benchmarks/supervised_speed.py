@@ -1,14 +1,14 @@
-"""How long the supervised experiments take on the synthetic sets, and where the time of a step goes.
+"""Measure the supervised experiments on synthetic sets: time of the data, of a step and of an epoch.
 
     python benchmarks/supervised_speed.py [--preset paper] [--device cuda] [--num-sets 100000] [--steps 20]
         [other options of supervised/knn_centroid.py]
 
-Prints the seconds to draw the sets and to find the targets; what a step takes, eager, compiled, and on a GPU recorded
-as a CUDA graph; an epoch of 720,000 samples at that speed; and the device's own time for a step by kinds of work.
+Prints the seconds to draw the sets and find the targets; the time of a step, eager, compiled and, on a GPU, recorded as
+a CUDA graph; the time of an epoch of 720,000 samples at that speed; and the GPU time of a step by kind of operation.
 
-Limits for the paper's network (N = 128, 12 layers, 8 heads of width 2): a sample has 12 * 8 * 128² = 1.57 million pairs
-of tokens and heads. Our compiled attention computes each weight three times, one `exp2` each: 4.7 million. A streaming
-multiprocessor of an H100 or H200 makes 16 a cycle, all 132 at 1.7 GHz 3.6e12 a second: 0.95 s an epoch for these alone.
+Lower limit for the paper's network (N = 128, 12 layers, 8 heads of width 2): a sample has 12 * 8 * 128² = 1.57 million
+pairs of tokens and heads. The compiled attention computes each weight three times, with one `exp2` each: 4.7 million.
+An H100 or H200 computes 16 per cycle on each of 132 multiprocessors: 3.6e12 per second at 1.7 GHz, 0.95 s per epoch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from trainer import Run, Trainer
 
 from noisy_envs.training.versions import current_commit
 
-EPOCH = 720_000  # samples that the paper's five folds train on
-KINDS = {  # what the name of a kernel tells, the first that fits
+EPOCH = 720_000  # training samples of the paper's five folds
+KINDS = {  # substrings of kernel names; the first match counts
     "optimizer": ("multi_tensor", "adam"),
     "attention": ("exp2", "_forward", "_backward_queries", "_backward_keys", "fmha", "flash", "attention", "softmax"),
     "matrix products": ("gemm", "gemv", "cutlass", "cublas", "_mm", "splitK", "nvjet", "_linear", "_sum_of_products"),
@@ -43,7 +43,7 @@ KINDS = {  # what the name of a kernel tells, the first that fits
 
 
 class Variant(NamedTuple):
-    """A way to take steps."""
+    """A way to run training steps."""
 
     name: str
     compile: bool = True
@@ -64,15 +64,15 @@ VARIANTS = (
 
 @dataclass(kw_only=True)
 class Args(knn_centroid.Args):
-    """Settings of the measurement; `pooling` names one head."""
+    """Settings of the measurement, which uses the first value of `pooling`."""
 
     pooling: tuple[str, ...] = ("adapool",)
     steps: int = 20
-    """steps of an epoch that is timed, after one that warms up"""
+    """steps of the timed epoch, which follows a warm-up epoch"""
 
 
 def seconds(function: Callable[[], object], device: str) -> float:
-    """Return how long a call takes, its work on the device included."""
+    """Return the seconds of a call, including its work on the device."""
     if device != "cpu":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -83,14 +83,14 @@ def seconds(function: Callable[[], object], device: str) -> float:
 
 
 def make_trainer(task: SetTask, args: experiment.Args, pooling: str) -> Trainer:
-    """Return a trainer of a fresh network."""
+    """Return a trainer of a new network."""
     network = task.network(pooling, seed=1).to(args.device)
     optimizer = torch.optim.AdamW(network.parameters(), args.learning_rate, fused=True)
     return Trainer(task, Run(network, optimizer), args, seed=1)
 
 
 def kinds(trainer: Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
-    """Return milliseconds of the GPU a step, by kinds of work."""
+    """Return the GPU milliseconds per step, by kind of operation."""
     milliseconds: Counter[str] = Counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         trainer.epoch(index)
@@ -102,7 +102,7 @@ def kinds(trainer: Trainer, index: torch.Tensor, steps: int) -> Counter[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure and print."""
+    """Measure each variant and print its times."""
     args = experiment.parse(Args, argv, {"fast": {}, "paper": {**PAPER, "num_sets": 100_000}}, __doc__)
     knn_centroid.check_all(args)
     steps = args.steps
@@ -112,24 +112,24 @@ def main(argv: Sequence[str]) -> None:
     print(f"{_machine(args.device)}, torch {torch.__version__}, commit {current_commit()}")
     column, pooling, device = knn_centroid.column_name(args.num_neighbors[0]), args.pooling[0], args.device
     tasks: list[SetTask] = []
-    spent = seconds(lambda: tasks.append(knn_centroid.make_task(args, column)), device)
-    print(f"{args.num_sets:,} sets and their targets ({column}): {spent:.2f} s")
+    elapsed = seconds(lambda: tasks.append(knn_centroid.make_task(args, column)), device)
+    print(f"{args.num_sets:,} sets and their targets ({column}): {elapsed:.2f} s")
     task, index = tasks[0], torch.arange(steps * args.batch_size) % args.num_sets
-    for way in VARIANTS:
-        if device == "cpu" and (way.recorded or way.tf32):
+    for variant in VARIANTS:
+        if device == "cpu" and (variant.recorded or variant.tf32):
             continue
-        torch.backends.cuda.matmul.allow_tf32 = way.tf32
-        variant = dataclasses.replace(args, compile=way.compile, max_autotune=way.max_autotune)
-        trainer = make_trainer(task, variant, pooling)
-        if not way.recorded:
+        torch.backends.cuda.matmul.allow_tf32 = variant.tf32
+        settings = dataclasses.replace(args, compile=variant.compile, max_autotune=variant.max_autotune)
+        trainer = make_trainer(task, settings, pooling)
+        if not variant.recorded:
             trainer.recorded = trainer.gradient
         first = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
-        spent = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
-        step = spent / steps
+        elapsed = seconds(lambda trainer=trainer: trainer.epoch(index), device)  # type: ignore[misc]
+        step = elapsed / steps
         sample, epoch = 1e9 * step / args.batch_size, step * EPOCH / args.batch_size
         print(
-            f"{pooling}, {way.name}: {1e3 * step:.2f} ms a step of {args.batch_size}, {sample:,.0f} ns a sample, "
-            f"{epoch:.1f} s an epoch of {EPOCH:,}; first {first:.0f} s",
+            f"{pooling}, {variant.name}: {1e3 * step:.2f} ms per step of {args.batch_size}, "
+            f"{sample:,.0f} ns per sample, {epoch:.1f} s per epoch of {EPOCH:,}; warm-up {first:.0f} s",
             flush=True,
         )
         if device != "cpu":

@@ -43,9 +43,9 @@ def test_smoke_runs_every_engine(tmp_path):
     [
         (["--engines", "numpie"], "invalid choice: 'numpie'"),
         (["--works", "tennis"], "invalid choice: 'tennis'"),
-        (["--worlds", "0"], "must be at least 1"),
-        (["--threads", "100000"], "100000: must be at most"),
-        (["--out", "speed.jpg"], "speed.jpg: must end in .png"),
+        (["--worlds", "0"], "worlds=[0], repeats=5: expected at least 1"),
+        (["--threads", "100000"], "threads=100000: expected at most"),
+        (["--out", "speed.jpg"], "out='speed.jpg': expected a name that ends in .png"),
     ],
 )
 def test_wrong_words_are_refused(monkeypatch, capsys, words, told):
@@ -75,7 +75,7 @@ def test_a_table_that_is_there_is_drawn_again(tmp_path, monkeypatch):
     assert first == (("SimpleTag 1v3v28", "JaxMARL", 1, 2, ""), [47877.0])
     main(["--draw", str(BENCHMARKS.parent / "docs" / "speed.md"), "--out", str(tmp_path / "again.png")])
     assert [path.name for path in tmp_path.iterdir()] == ["again.png"]
-    with pytest.raises(ValueError, match="must hold a table"):
+    with pytest.raises(ValueError, match="expected a table"):
         read_table("# Speed")
 
 
@@ -191,11 +191,11 @@ def test_a_soak_leaves_files_of_others_alone(tmp_path, soak_main, other):
 
 
 SPOILT = {
-    "a reset paid": lambda t, reward, ended, cut: (reward + (t == 7), ended, cut),
-    "a reset ended": lambda t, reward, ended, cut: (reward, ended, cut | (t == 7)),
+    "nonzero reward at a reset": lambda t, reward, ended, cut: (reward + (t == 7), ended, cut),
+    "end at a reset": lambda t, reward, ended, cut: (reward, ended, cut | (t == 7)),
     "truncated early": lambda t, reward, ended, cut: (reward, ended, cut | (t == 2)),
-    "not ended in time": lambda t, reward, ended, cut: (reward, ended, cut & (t != 6)),
-    "terminated against the rules": lambda t, reward, ended, cut: (reward, ended | (t == 2), cut),
+    "time limit exceeded": lambda t, reward, ended, cut: (reward, ended, cut & (t != 6)),
+    "wrong termination": lambda t, reward, ended, cut: (reward, ended | (t == 2), cut),
     "terminated and truncated": lambda t, reward, ended, cut: (reward, ended | (t == 6), cut),
     "reward out of range": lambda t, reward, ended, cut: (reward * (np.nan if t == 2 else 1), ended, cut),
 }
@@ -210,11 +210,11 @@ def test_a_soak_sees(env_id, fault, backend, monkeypatch):
     if backend == "torch":
         pytest.importorskip("torch")
     monkeypatch.syspath_prepend(BENCHMARKS)
-    from soak import Watch, drawer
+    from soak import Watch, action_sampler
 
     envs = gymnasium.make_vec(env_id, 3, max_episode_steps=6, backend=backend)
     envs.reset(seed=0)
-    watch, draw = Watch(envs), drawer(envs, 0)
+    watch, draw = Watch(envs), action_sampler(envs, 0)
     for t in range(1, 10):
         tokens, reward, terminated, truncated, info = envs.step(draw())
         if fault in SPOILT:
@@ -223,11 +223,11 @@ def test_a_soak_sees(env_id, fault, backend, monkeypatch):
         watch.look(tokens, info["snr"])
     watch.compare(envs, 0)
     assert watch.played == 24 or fault != "none"
-    assert (fault in watch.found()) if fault != "none" else not watch.found()
+    assert (fault in watch.fault_counts()) if fault != "none" else not watch.fault_counts()
     watch.look(tokens * np.nan, info["snr"] * 0)
     watch.compare(envs, 1)
-    assert watch.found()["observation out of its space"] == watch.found()["no share of signal"] == 3
-    assert watch.found()["seed"] == 3
+    counts = watch.fault_counts()
+    assert counts["observation outside its space"] == counts["snr out of range"] == counts["seed"] == 3
 
 
 def test_a_soak_sees_memory_grow(monkeypatch):

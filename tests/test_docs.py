@@ -221,7 +221,7 @@ def test_docstring_has_gymnasiums_headings_and_every_option(game):
     found = list(make_pages["sections"](game))
     assert found == [*headings.split(", "), "Differences", "Version History"]
     missing = dataclasses.make_dataclass(game.__name__, [("unknown", int, 1)], bases=(game,), frozen=True)
-    with pytest.raises(ValueError, match="says nothing of unknown"):
+    with pytest.raises(ValueError, match="expected the docstring to describe unknown"):
         make_pages["with_table"](make_pages["sections"](game)["Arguments"], missing)
 
 
@@ -243,7 +243,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path):
     subprocess.run(words, check=True)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     wrong = subprocess.run([*words, "three=nowhere"], check=False, capture_output=True, text=True)
-    assert wrong.returncode == 2 and "'three=nowhere' must be LABEL=FOLDER" in wrong.stderr
+    assert wrong.returncode == 2 and "runs='three=nowhere': expected LABEL=FOLDER" in wrong.stderr
 
 
 def test_the_readmes_figure_is_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):

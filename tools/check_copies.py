@@ -1,9 +1,9 @@
-"""Check that the agents differ in the pooling head alone.
+"""Check that the agents differ only in the pooling head.
 
     python tools/check_copies.py [--fix]
 
-Outside the first line and `class PoolingHead` each must be agents/ppo_adapool.py. Exit 0: all are. Exit 1: some are
-not, named; with --fix they are mended, exit 0.
+Each file must equal agents/ppo_adapool.py except in its first line and `class PoolingHead`. The exit status is 1 if a
+file differs, and the output names it. --fix rewrites the file and exits with 0.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import sys
 from pathlib import Path
 
 AGENTS = Path(__file__).parents[1] / "agents"
-FILES = [f"ppo_{head}.py" for head in ("adapool", "avgpool", "clstoken", "maxpool")]  # not a user's own copies
+FILES = [f"ppo_{head}.py" for head in ("adapool", "avgpool", "clstoken", "maxpool")]  # excludes users' own copies
 HEAD = re.compile(r'\A""".*?\n|^class PoolingHead\(.*?(?=^class )', re.MULTILINE | re.DOTALL)
 
 
 def with_head_of(text: str, own: str) -> str:
-    """Return an agent's text with the first line and the head of another."""
+    """Return an agent's text with the first line and the pooling head of `own`."""
     parts = iter(HEAD.findall(own))
     return HEAD.sub(lambda _: next(parts), text)
 
 
 def main(fix: bool) -> int:
-    """Compare, mend if asked, and return the exit status."""
+    """Compare the agents, rewrite those that differ if `fix`, and return the exit status."""
     source, status = (AGENTS / "ppo_adapool.py").read_text(encoding="utf-8"), 0
     for path in (AGENTS / name for name in FILES):
         own = path.read_text(encoding="utf-8")
         expected = with_head_of(source, own)
         if own != expected:
-            print(f"agents/{path.name}: differs from agents/ppo_adapool.py outside its head")
+            print(f"agents/{path.name}: differs from agents/ppo_adapool.py outside PoolingHead")
             status = 1
             if fix:
                 path.write_text(expected, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Measure the mean returns of the reference policies of every id: python tools/measure_baselines.py."""
+"""Measure the mean returns of the reference policies in each environment: python tools/measure_baselines.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = Path(__file__).parents[1] / "noisy_envs" / "baseline_returns.json"
 
 
 def main() -> None:
-    """Play, print and write the table."""
+    """Play the episodes, print the returns and write the table."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     returns, errors = {}, {}
     for env_id in ENVIRONMENTS:
@@ -26,8 +26,8 @@ def main() -> None:
         returns[env_id] = {name: round(float(x.mean()), 4) for name, x in played.items()}
         errors[env_id] = {name: round(float(x.std() / np.sqrt(EPISODES)), 4) for name, x in played.items()}
         print(f"{env_id:40s} {returns[env_id]}  standard errors {errors[env_id]}")
-    head = {"script": "tools/measure_baselines.py", "seed": SEED, "episodes": EPISODES, "commit": current_commit()}
-    write_atomically(TABLE, json.dumps({**head, "returns": returns, "standard_errors": errors}, indent=2) + "\n")
+    metadata = {"script": "tools/measure_baselines.py", "seed": SEED, "episodes": EPISODES, "commit": current_commit()}
+    write_atomically(TABLE, json.dumps({**metadata, "returns": returns, "standard_errors": errors}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw the README's figure from the tables of docs/results.md: python tools/plot_noise.py [OUT.png].
+"""Plot the README's figure from the tables in docs/results.md: python tools/plot_noise.py [OUT.png].
 
-Each pooling head's score without noise and with 28 noise tokens, in SimpleTag and CartPole.
+The figure shows each pooling head's score without noise and with 28 noise tokens, in SimpleTag and CartPole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, write_png
 
 ROOT = Path(__file__).parents[1]
-TABLES = {  # first cell of the table's header -> title, name of a score of 1
+TABLES = {  # first header cell of the table -> title, label of score 1
     "SimpleTag": ("SimpleTag, 4 million steps", "oracle"),
     "head": ("CartPole, 65,536 steps", "solved"),
 }
@@ -20,7 +20,7 @@ CELL = re.compile(r"([−\d.]+) \(([−\d.]+) to ([−\d.]+)\)")  # mean (low to
 
 
 def read_scores(page: str, first_cell: str) -> list[list[tuple[float, ...]]]:
-    """Return for each head the (mean, low, high) of each column, from the table whose header begins with a cell."""
+    """Return (mean, low, high) for each head and column of the table whose header starts with `first_cell`."""
     _, _, rows = page.partition(f"| {first_cell} |")
     scores = []
     for name in HEAD_NAMES.values():
@@ -31,16 +31,16 @@ def read_scores(page: str, first_cell: str) -> list[list[tuple[float, ...]]]:
 
 
 def main() -> None:
-    """Read, draw, write."""
+    """Read the scores and write the figure."""
     from matplotlib.figure import Figure
 
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images" / "noise.png"
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     figure = Figure(figsize=(8, 3.3), dpi=150, layout="constrained")
-    for axes, (first_cell, (title, best)) in zip(figure.subplots(1, 2, sharey=True), TABLES.items(), strict=True):
+    for axes, (first_cell, (title, best_label)) in zip(figure.subplots(1, 2, sharey=True), TABLES.items(), strict=True):
         for level, style in ((1, "--"), (0, ":")):
             axes.axhline(level, color="0.5", linestyle=style, linewidth=1)
-            text = best if level else "random policy"
+            text = best_label if level else "random policy"
             axes.annotate(text, (0.5, level), (0, -3), textcoords="offset points", va="top", ha="center")
         scores = zip(COLOURS.values(), read_scores(page, first_cell), strict=True)
         for x, (colour, (clean, noisy, *_)) in enumerate(scores):

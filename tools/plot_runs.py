@@ -1,6 +1,6 @@
-"""Draw the training curves of several runs in one figure: python tools/plot_runs.py OUT.png "LABEL=runs/NAME" ...
+"""Plot the training curves of several runs in one figure: python tools/plot_runs.py OUT.png "LABEL=runs/NAME" ...
 
-A run is a folder with a `metrics.csv`; runs of one label share a colour.
+Each run is a folder with a `metrics.csv`. Runs with the same label share a colour.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from noisy_envs.training.metrics import read_metrics
 from noisy_envs.training.plots import STYLES, write_png
 
 
-def labelled(word: str) -> tuple[str, Path]:
-    """Split LABEL=FOLDER, and look whether there are metrics."""
-    label, _, folder = word.partition("=")
+def labeled_run(argument: str) -> tuple[str, Path]:
+    """Split LABEL=FOLDER and return the label and the path of the folder's metrics."""
+    label, _, folder = argument.partition("=")
     path = Path(folder) / "metrics.csv"
     if not folder or not path.is_file():
-        raise argparse.ArgumentTypeError(f"{word!r} must be LABEL=FOLDER, with a metrics.csv in the folder")
+        raise argparse.ArgumentTypeError(f"runs={argument!r}: expected LABEL=FOLDER, with FOLDER/metrics.csv")
     return label, path
 
 
 def main() -> None:
-    """Read, draw, write."""
+    """Read the metrics and write the figure."""
     from matplotlib.figure import Figure
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("runs", type=labelled, nargs="+", metavar="LABEL=FOLDER")
+    parser.add_argument("runs", type=labeled_run, nargs="+", metavar="LABEL=FOLDER")
     parser.add_argument("--title", default="")
     args = parser.parse_args()
     figure = Figure(figsize=(8, 4.2), dpi=110, layout="constrained")

@@ -1,9 +1,9 @@
-"""Store how each agent learns: python tools/store_training.py writes tests/data/training/, which a test compares with.
+"""Store the expected training results in tests/data/training/: python tools/store_training.py.
 
-`metrics.json` holds, for each head and game, the metrics of three updates in float32 and in float64; `heads.npz` the
-outputs and gradients of each pooling head of the library; `versions` what they were computed with, since another
-version of torch or another processor rounds otherwise. Run it only where results are meant to change, and say so in
-CHANGELOG.md.
+`metrics.json` holds the metrics of three updates for each head and game, in float32 and float64, and the `versions`
+that computed them, because rounding depends on the version of torch and the processor. `heads.npz` holds the outputs
+and gradients of the library's pooling heads. Run this program only after an intended change of results, and describe
+the change in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ SMALL += " --eval-episodes 2 --no-capture-video --preset fast --num-layers 2 --n
 
 
 def versions() -> dict[str, str]:
-    """Return what the last bits of a result depend on."""
+    """Return the versions that rounding depends on."""
     return {"torch": torch.__version__.partition("+")[0], "machine": platform.machine()}
 
 
 def load_agent(head: str) -> Any:
-    """Import the agent of a head, which is in no package."""
+    """Import the agent with a pooling head from its file."""
     spec = importlib.util.spec_from_file_location(f"ppo_{head}", ROOT / "agents" / f"ppo_{head}.py")
     assert spec is not None and spec.loader is not None
     agent = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = agent  # where dataclasses look up its annotations
+    sys.modules[spec.name] = agent  # dataclasses look up annotations here
     spec.loader.exec_module(agent)
     return agent
 
 
 def double_precision(agent_class: Any) -> Any:
-    """Return the agent's class with weights and arithmetic in float64."""
+    """Return a subclass of the agent that computes in float64."""
 
     class Double(agent_class):
         def __init__(self, *args: Any) -> None:
@@ -65,20 +65,20 @@ def double_precision(agent_class: Any) -> Any:
 
 
 def train(head: str, game: str, dtype: str) -> list[dict[str, float]]:
-    """Return the rows of `metrics.csv` of three updates, without times."""
+    """Train for three updates and return the rows of `metrics.csv`, without times."""
     agent = load_agent(head)
     if dtype == "float64":
         agent.Agent = double_precision(agent.Agent)
-    dropout = "0.1" if game == "SimpleTag-v0" else "0"  # one game draws dropout's numbers too
+    dropout = "0.1" if game == "SimpleTag-v0" else "0"  # one game also covers dropout
     with tempfile.TemporaryDirectory() as folder:
-        words = [*SMALL.split(), "--env-id", f"noisy_envs/{game}", "--dropout", dropout, "--run-dir", folder]
-        run_agent(agent, words)
+        arguments = [*SMALL.split(), "--env-id", f"noisy_envs/{game}", "--dropout", dropout, "--run-dir", folder]
+        run_agent(agent, arguments)
         (path,) = Path(folder).glob("*/metrics.csv")
         return [{key: x for key, x in row.items() if key != "charts/SPS"} for row in read_metrics(path)]
 
 
 def pool(head: str) -> dict[str, np.ndarray]:
-    """Return output, gradients by tokens and by weights of a head of the library, for sets with padding, in float64."""
+    """Return a library head's output and gradients (tokens and weights) in float64, for sets with padding."""
     random = torch.Generator().manual_seed(0)
     tokens = torch.randn(5, 7, 8, generator=random, dtype=torch.float64).requires_grad_()
     mask = torch.arange(7) < torch.tensor([7, 5, 1, 0, 3])[:, None]
@@ -88,17 +88,17 @@ def pool(head: str) -> dict[str, np.ndarray]:
         "clstoken": pooling.ClsToken(8),
         "maxpool": pooling.MaxPool(),
     }
-    made = heads[head].double()
-    out = made(*made.extend(tokens, mask))
-    parameters = dict(made.named_parameters())
-    wanted = torch.randn(out.shape, generator=random, dtype=torch.float64)
-    slopes = torch.autograd.grad((out * wanted).sum(), [tokens, *parameters.values()], materialize_grads=True)
-    found = dict(zip(("out", "tokens", *parameters), (out.detach(), *slopes), strict=True))
-    return {f"{head}/{name}": value.numpy() for name, value in found.items()}
+    module = heads[head].double()
+    out = module(*module.extend(tokens, mask))
+    parameters = dict(module.named_parameters())
+    weights = torch.randn(out.shape, generator=random, dtype=torch.float64)
+    gradients = torch.autograd.grad((out * weights).sum(), [tokens, *parameters.values()], materialize_grads=True)
+    arrays = dict(zip(("out", "tokens", *parameters), (out.detach(), *gradients), strict=True))
+    return {f"{head}/{name}": value.numpy() for name, value in arrays.items()}
 
 
 def main() -> None:
-    """Store all."""
+    """Store metrics, outputs and gradients."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     metrics = {

@@ -1,8 +1,8 @@
-"""Store how each id plays: python tools/store_trajectories.py adds the ids that are new, and changes none.
+"""Store a trajectory of each new environment ID: python tools/store_trajectories.py. Existing files do not change.
 
-tests/data/trajectories/NAME.npz holds, of an episode of seed 0: the actions (T, ...), tokens or pictures (T + 1, ...),
-rewards (T,), and `words` (5,), the integers of the random numbers drawn at the start of that episode, first of all. An
-id whose file no longer fits must not be stored anew: its version rises, so that published results keep their meaning.
+tests/data/trajectories/NAME.npz holds an episode of seed 0: `actions` (T, ...), tokens or images `seen` (T + 1, ...),
+`rewards` (T,), and `words` (5,), the first random numbers of the episode as integers. Do not replace the file of an ID
+whose episodes have changed: raise the ID's version instead, so that published results stay valid.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ STEPS = 40
 
 
 def path_of(env_id: str) -> Path:
-    """Return the file of an id."""
+    """Return the file of an environment ID."""
     return FOLDER / f"{env_id.split('/')[1]}.npz"
 
 
-def words() -> np.ndarray:
+def first_draws() -> np.ndarray:
     """Return the first random numbers (5,) of episode 0 of seed 0, as integers below 2**24."""
     (drawn,) = uniforms(episode_key(np.zeros(1, np.int64), np.zeros(1, np.int64)), np.zeros(1, np.int64), (5,))
     return np.asarray(drawn[0] * 2**24, np.int64)
 
 
 def play(env_id: str) -> dict[str, np.ndarray]:
-    """Play an episode of seed 0 by random actions, or as far as it goes in T steps."""
+    """Play at most `STEPS` random steps of the episode of seed 0."""
     env = gymnasium.make(env_id)
     env.action_space.seed(0)
     seen, actions, rewards = [env.reset(seed=0)[0]], [], []
@@ -47,7 +47,7 @@ def play(env_id: str) -> dict[str, np.ndarray]:
         if terminated or truncated:
             break
     env.close()
-    return {"actions": np.array(actions), "seen": np.array(seen), "rewards": np.array(rewards), "words": words()}
+    return {"actions": np.array(actions), "seen": np.array(seen), "rewards": np.array(rewards), "words": first_draws()}
 
 
 def store(path: Path, arrays: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def store(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Store what is missing."""
+    """Store the missing trajectories."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for env_id in ENVIRONMENTS:

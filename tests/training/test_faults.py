@@ -222,7 +222,7 @@ def test_a_damaged_summary_is_named(ppo, run, tmp_path, monkeypatch, content):
 
 
 @posix
-@pytest.mark.parametrize("during", ["the unbroken run", "row", "write"])
+@pytest.mark.parametrize("during", ["the uninterrupted run", "row", "write"])
 def test_a_trainer_that_hangs_is_killed_and_named(tmp_path, monkeypatch, during):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import kill_trainer
@@ -234,7 +234,7 @@ def test_a_trainer_that_hangs_is_killed_and_named(tmp_path, monkeypatch, during)
     root = tmp_path / "run"
     waits = {
         during: lambda: kill_trainer.await_moment(process, root, during, random.Random(1), 1.0),
-        "the unbroken run": lambda: kill_trainer.unbroken(None, root),
+        "the uninterrupted run": lambda: kill_trainer.uninterrupted(None, root),
     }
     with pytest.raises(TimeoutError, match=re.escape(str(root))):
         waits[during]()
