@@ -119,7 +119,7 @@ class PoolingHead(nn.Module):
     def weights(self, x: Tensor, mask: Tensor | None, attention: Tensor) -> Tensor:
         """Return the class token's attention to the others, for videos, (R, N), from (R, heads, N + 1, N + 1)."""
         row = attention[:, :, 0, 1:]
-        return (row / row.sum(2, keepdim=True)).mean(1)
+        return (row / row.sum(2, keepdim=True).clamp(min=1e-30)).mean(1)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the class token's embedding (R, H) of embeddings (R, N + 1, H)."""

@@ -5,7 +5,6 @@ Shapes: `B` sets, `N` tokens, `D` features of a token, `H` size of an embedding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from noisy_envs.nn.attention import COMPILE_OPTIONS
 from noisy_envs.nn.pooling import AdaPool, AvgPool, ClsToken, MaxPool
-from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, score_scale
+from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, residual_std, score_scale
 from noisy_envs.validation import check_count, check_number
 
 MAX_COMPILED_SIZES = 64  # batch sizes for which the layers are compiled
@@ -45,7 +44,7 @@ class EncoderConfig:
 
         The authors' code states it so; when it runs, it scales nothing down.
         """
-        return self.init_std / math.sqrt(2 * self.num_layers)
+        return residual_std(self.init_std, self.num_layers)
 
     def check(self) -> None:
         """Raise ValueError, naming the setting, its value and what is allowed."""

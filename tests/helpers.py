@@ -33,12 +33,9 @@ def module(game: str) -> Any:
 
 def load_agent(head: str) -> Any:
     """Import the agent of a head, which is in no package, under its file's name."""
-    name = f"ppo_{head}"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "agents" / f"{name}.py")
-    agent = importlib.util.module_from_spec(spec)
-    sys.modules[name] = agent  # where dataclasses look up its annotations
-    spec.loader.exec_module(agent)
-    return agent
+    from noisy_envs.rendering.agent_policy import load_file  # needs torch
+
+    return load_file(f"ppo_{head}", ROOT / "agents")
 
 
 def load_supervised(name: str) -> Any:

@@ -53,8 +53,8 @@ def overview() -> str:
         "training scripts use the [`paper` preset](../howto/train.md#presets) for the paper's experiments and `fast` "
         "for the others.\n",
         f"The videos show the {metadata['policy']}, a hand-written policy with full information: "
-        f"`python {metadata['script']}`, seed {metadata['seed']} (IDs that play alike have different seeds), "
-        f"commit {metadata['commit']}. Signal and noise differ in lightness and shape as well as in hue. In BoxWorld, "
+        f"`python {metadata['script']}`, seed {metadata['seed']} (IDs that play alike have different seeds). "
+        "Signal and noise differ in lightness and shape as well as in hue. In BoxWorld, "
         "borders mark tokens; the agent's is the widest.\n",
     ]
     for name, game in GAMES.items():

@@ -129,7 +129,8 @@ def files_of(names: Sequence[str], tree: Path) -> list[str]:
     test_ids: dict[str, None] = {}  # an ordered set
     for name in names:
         for file, colons, test in (choice.partition("::") for choice in name.split("|")):
-            paths = [path for path in sorted(tree.glob(f"tests/**/{file}.py")) if test in path.read_text("utf-8")]
+            files = sorted(tree.glob(f"tests/**/{file}.py"))
+            paths = [path for path in files if test in path.read_text(encoding="utf-8")]
             test_ids |= {path.relative_to(tree).as_posix() + colons + test: None for path in paths}
             if paths:
                 break

@@ -9,10 +9,8 @@ the change in CHANGELOG.md.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from store_trajectories import store
 from torch import Tensor
 
 from noisy_envs.nn import pooling
+from noisy_envs.rendering.agent_policy import load_file
 from noisy_envs.training.files import write_atomically
 from noisy_envs.training.main import main as run_agent
 from noisy_envs.training.metrics import read_metrics
@@ -42,12 +41,7 @@ def versions() -> dict[str, str]:
 
 def load_agent(head: str) -> Any:
     """Import the agent with a pooling head from its file."""
-    spec = importlib.util.spec_from_file_location(f"ppo_{head}", ROOT / "agents" / f"ppo_{head}.py")
-    assert spec is not None and spec.loader is not None
-    agent = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = agent  # dataclasses look up annotations here
-    spec.loader.exec_module(agent)
-    return agent
+    return load_file(f"ppo_{head}", ROOT / "agents")
 
 
 def double_precision(agent_class: Any) -> Any:

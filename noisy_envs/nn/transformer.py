@@ -143,12 +143,14 @@ class TransformerEncoder(nn.Module):
             x = layer(x, mask, None if keep is None else keep[number])
         return x
 
-    def attention_weights(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the last layer's attention weights (B, heads, N, N) for tokens (B, N, H)."""
+    def with_attention(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return embeddings (B, N, H) and the last layer's attention weights (B, heads, N, N) for tokens (B, N, H)."""
         if self.tokens_first:
             x, mask = x.transpose(0, 1), None if mask is None else mask.mT
         last: EncoderLayer = self.layers[-1]  # type: ignore[assignment]
-        return last.attention_weights(self._layers(x, mask, None, stop=-1), mask)
+        x = self._layers(x, mask, None, stop=-1)
+        embeddings: Tensor = last(x, mask)
+        return embeddings.transpose(0, 1) if self.tokens_first else embeddings, last.attention_weights(x, mask)
 
     def dropout_masks(self, num_sets: int, num_tokens: int, generator: torch.Generator) -> Tensor:
         """Draw which numbers dropout keeps: bool (layers, B, N, H), on the generator's device."""
@@ -156,6 +158,11 @@ class TransformerEncoder(nn.Module):
         keep = torch.empty((len(self.layers), *rows, self.embed_dim), dtype=torch.bool, device=generator.device)
         keep.bernoulli_(1 - self.dropout, generator=generator)
         return keep.transpose(1, 2) if self.tokens_first else keep
+
+
+def residual_std(std: float, num_layers: int) -> float:
+    """Return the initial standard deviation of projections that end a residual branch, as in GPT-2."""
+    return std / math.sqrt(2 * num_layers)
 
 
 def score_scale(embed_dim: int, num_heads: int, kind: AttentionScale) -> float:
@@ -172,7 +179,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 def init_weights(module: nn.Module, std: float, num_layers: int, generator: torch.Generator) -> None:
     """Draw matrices from Normal(0, std), and set biases to 0.
 
-    Projections that end a residual branch, named `output`, get std / sqrt(2 num_layers), as in GPT-2.
+    Projections that end a residual branch, named `output`, get `residual_std`.
 
     Args:
         module: module whose matrices are drawn; vectors such as those of LayerNorm are not changed.
@@ -183,6 +190,6 @@ def init_weights(module: nn.Module, std: float, num_layers: int, generator: torc
     for name, weight in module.named_parameters():
         if weight.dim() > 1:
             residual = name.endswith("output.weight")
-            nn.init.normal_(weight, 0.0, std / math.sqrt(2 * num_layers) if residual else std, generator)
+            nn.init.normal_(weight, 0.0, residual_std(std, num_layers) if residual else std, generator)
         elif name.endswith("bias"):
             nn.init.zeros_(weight)

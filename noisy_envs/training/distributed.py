@@ -14,7 +14,7 @@ RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_S
 def setup(device: str) -> str:
     """Join the processes of this run, if there are several; return the device of this one."""
     if WORLD_SIZE > 1:
-        if device == "cuda":
+        if torch.device(device).type == "cuda":  # a checkpoint names the device of one process
             device = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")

@@ -72,14 +72,12 @@ class Envs:
         action_space: of one controlled agent, or of those of one environment.
         num_learners: R.
         start: the state at the start of the first episodes.
-        on_gpu: whether environments and network live on one GPU, so that a rollout needs no answer from the host.
     """
 
     def __init__(self, args: Any, envs: Any, first_env: int) -> None:
         """Take the environments of a run; the first of them has the number `first_env`."""
         self.token_spec: TokenSpec = envs.token_spec
         self.action_space = envs.single_action_space
-        self.on_gpu = torch.device(args.device).type == "cuda" and not is_other(args)
         self._args, self._envs = args, envs
         tokens, _ = envs.reset(seed=derive_seed(args.seed, "train") + first_env)
         tokens = tokens.flatten(0, -3)
@@ -90,7 +88,7 @@ class Envs:
 
     def compile_step(self, compiler: Callable[[Any], Any]) -> None:
         """Compile `step` where it runs on a GPU; elsewhere the network takes most of the time."""
-        if not self.on_gpu:
+        if not on_gpu(self._args):
             return
         shape: tuple[int, ...] = (self.num_learners,)
         if isinstance(self.action_space, gymnasium.spaces.Box):
@@ -107,6 +105,10 @@ class Envs:
         ongoing = ~(result.terminated | result.truncated)
         step = Step(result.reward, result.final_tokens, result.terminated, result.truncated, returns, lengths)
         return EnvState(envs, result.tokens, returns * ongoing, lengths * ongoing), step
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+        self._envs.close()
 
     def restore(self, saved: Any, step: int) -> EnvState:
         """Return the state that a checkpoint holds after `step` environment steps.
@@ -221,6 +223,11 @@ def is_other(args: Any) -> bool:
     return registration.find(args.env_id)[0] == registration.OTHER
 
 
+def on_gpu(args: Any) -> bool:
+    """Tell whether environments and network live on one GPU, so that a rollout needs no answer from the host."""
+    return torch.device(args.device).type == "cuda" and not is_other(args)
+
+
 def can_render(args: Any) -> bool:
     """Tell whether the environment can be drawn as an image."""
     return not is_other(args) or game_of(args).can_render
@@ -232,6 +239,11 @@ def num_learners(args: Any) -> int:
         return 1
     team = game_of(args).teams[args.learners]
     return int(team.stop - team.start)
+
+
+def steps_per_update(args: Any) -> int:
+    """Return the number of environment steps of all controlled agents in a rollout."""
+    return int(args.num_envs * args.num_steps * num_learners(args))
 
 
 def num_noise(args: Any) -> Any:

@@ -21,6 +21,7 @@ from noisy_envs.baselines import BaselineReturns
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.playback import Playback, make_playback, record
 from noisy_envs.rendering.video import write_video
+from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import envs as environments
 from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint, write_summary
 from noisy_envs.training.files import new_folder
@@ -33,10 +34,10 @@ from noisy_envs.training.versions import library_versions
 NOT_FINITE = "{} returned an observation that is not finite"
 
 
-def make_eval_agent(module: ModuleType, args: Any, envs: Any) -> Any:
-    """Make an agent that neither learns nor is compiled, for the environments `envs`."""
+def make_eval_agent(module: ModuleType, args: Any, spec: TokenSpec, action_space: Any) -> Any:
+    """Make an agent that neither learns nor is compiled, for the tokens and actions of an environment."""
     with torch.random.fork_rng(devices=[]):
-        agent = module.Agent(dataclasses.replace(args, compile=False), envs.token_spec, envs.single_action_space)
+        agent = module.Agent(dataclasses.replace(args, compile=False), spec, action_space)
     return agent.to(args.device).requires_grad_(False).eval()
 
 
@@ -60,7 +61,9 @@ def load_weights(agent: Any, module: ModuleType, path: Path, content: dict[str, 
 
 def load_agent(module: ModuleType, args: Any, path: Path, content: dict[str, Any]) -> Any:
     """Return the agent of a checkpoint, as `load_weights` takes it, for the environment of `args`."""
-    agent = make_eval_agent(module, args, environments.make_eval_envs(args, 1)[0])
+    envs, _ = environments.make_eval_envs(args, 1)
+    envs.close()
+    agent = make_eval_agent(module, args, envs.token_spec, envs.single_action_space)
     load_weights(agent, module, path, content)
     return agent
 
@@ -107,6 +110,7 @@ def evaluate(agent: Any, args: Any, episodes: int, trained: Any = None) -> np.nd
             tokens = tokens.flatten(0, -3)
             total += reward.reshape(episodes, -1).mean(dim=1).where(running, 0)
             running &= ~(terminated | truncated)
+    envs.close()
     if not total.isfinite().all():
         raise FloatingPointError(f"{args.env_id} returned rewards that are not finite")
     return total.cpu().numpy()
@@ -115,7 +119,8 @@ def evaluate(agent: Any, args: Any, episodes: int, trained: Any = None) -> np.nd
 def token_weights(agent: Any, tokens: Tensor) -> Tensor:
     """Return the weight of each token (R, N, D) in the pool, a mean over heads or features: (R, N)."""
     x, mask = agent.embed(tokens)
-    weights: Tensor = agent.pool.weights(agent.encoder(x, mask), mask, agent.encoder.attention_weights(x, mask))
+    embeddings, attention = agent.encoder.with_attention(x, mask)
+    weights: Tensor = agent.pool.weights(embeddings, mask, attention)
     return weights
 
 

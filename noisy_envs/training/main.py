@@ -80,6 +80,8 @@ def train(module: ModuleType, args: Any) -> dict[str, Any]:
             resume = f"resume with: {run.resume_command}"
             print(f"stopped; {resume if run.has_checkpoint else 'nothing was saved yet'}", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        raise
     except (OSError, FloatingPointError, ValueError) as error:
         if isinstance(error, ValueError) and run.began and not isinstance(error, (ColumnMismatch, InvalidStep)):
             raise  # a fault of the code: it needs its traceback

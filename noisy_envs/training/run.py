@@ -42,10 +42,9 @@ from noisy_envs.training.envs import (
     baseline_returns,
     can_render,
     env_kwargs,
-    is_other,
     make_envs,
-    make_eval_envs,
-    num_learners,
+    on_gpu,
+    steps_per_update,
 )
 from noisy_envs.training.evaluation import (
     NOT_FINITE,
@@ -77,13 +76,12 @@ class Run(Accelerator):
 
     def __init__(self, module: ModuleType, args: Any) -> None:
         """Prepare a run of the agent `module`; nothing is written before `begin`."""
-        on_gpu = torch.device(args.device).type == "cuda" and not is_other(args)
-        super().__init__(args.compile, on_gpu and args.cuda_graphs, args.device)
+        super().__init__(args.compile, on_gpu(args) and args.cuda_graphs, args.device)
         self.module, self.args = module, args
         share = {name: getattr(args, name) // WORLD_SIZE for name in ("num_envs", "minibatch_size")}
         self.local_args = dataclasses.replace(args, **share)
         self.baselines = baseline_returns(args)
-        self.step_size = args.num_envs * args.num_steps * num_learners(args)
+        self.step_size = steps_per_update(args)
         self.num_iterations = args.total_timesteps // self.step_size
         self.folder: Path = args.resume or args.run_dir
         self.step, self.updates, self.seconds, self.first_seconds = 0, 0, 0.0, 0.0
@@ -92,6 +90,7 @@ class Run(Accelerator):
         self._wandb: WandbRun | None = None
         self._metrics: MetricsLogger | None = None
         self._bar: Any = None
+        self._envs: Any = None
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
         self.began = False  # whether `begin` succeeded; a later ValueError is a fault of the code
@@ -104,9 +103,9 @@ class Run(Accelerator):
 
     def make_envs(self) -> Envs:
         """Make this process's environments, with a compiled step if they live on a GPU."""
-        envs = make_envs(self.local_args)
-        envs.compile_step(self.compile)
-        return envs
+        self._envs = make_envs(self.local_args)
+        self._envs.compile_step(self.compile)
+        return self._envs
 
     def generator(self) -> torch.Generator:
         """Return the generator of action noise, minibatches and dropout, on the run's device."""
@@ -123,8 +122,11 @@ class Run(Accelerator):
 
         Raises:
             ValueError, OSError: naming a file that cannot be resumed, or what the head's weights lack for a video.
+            FloatingPointError: the first observation is not finite.
         """
         args, state = self.args, envs.start
+        if not agent.spec.finite(state.tokens):
+            raise FloatingPointError(NOT_FINITE.format(args.env_id))
         if records_video(args):  # before training, not after it
             check_token_weights(agent, state.tokens[:2])  # a few: all attention weights may not fit into memory
         if RANK == 0:
@@ -145,6 +147,8 @@ class Run(Accelerator):
         self._first_step, self._seconds_before = self.step, self.seconds
         self._announce()
         self.began = True
+        if self.updates == self.num_iterations:  # nothing is left but to save settings that changed
+            self.checkpoint(agent, optimizer, generator, state, kl_coef)
         return state, kl_coef
 
     def _announce(self) -> None:
@@ -293,7 +297,7 @@ class Run(Accelerator):
         if RANK > 0:
             return {}
         args, start = self.args, time.perf_counter()
-        eval_agent = make_eval_agent(self.module, args, make_eval_envs(args, 1)[0])
+        eval_agent = make_eval_agent(self.module, args, self._envs.token_spec, self._envs.action_space)
         eval_agent.load_state_dict(agent.state_dict())
         rows = read_metrics(self.folder / "metrics.csv")
         title = f"{args.env_id}, {self.name}"
@@ -321,7 +325,9 @@ class Run(Accelerator):
         return summary
 
     def close(self) -> None:
-        """Release the folder, and end logging to Weights & Biases."""
+        """Release the environments and the folder, and end logging to Weights & Biases."""
+        if self._envs is not None:
+            self._envs.close()
         if self._wandb is not None:
             self._wandb.close()
         if self._lock is not None:
@@ -363,7 +369,7 @@ def is_complete(module: ModuleType, args: Any) -> dict[str, Any] | None:
         load_agent(module, args, path, content)
         step, *_ = content["progress"]
         left = args.total_timesteps - step
-    if left >= args.num_envs * args.num_steps * num_learners(args):
+    if left >= steps_per_update(args):
         return None
     if records_video(args) and not (args.resume / "episode.gif").exists():
         return None

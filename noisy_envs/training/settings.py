@@ -23,7 +23,7 @@ from noisy_envs.training.accelerate import CPU_PIECE
 from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, only_runs
 from noisy_envs.training.distributed import WORLD_SIZE
-from noisy_envs.training.envs import EnvArgs, can_render, game_of, num_learners
+from noisy_envs.training.envs import EnvArgs, can_render, game_of, steps_per_update
 from noisy_envs.training.metrics import import_wandb
 from noisy_envs.training.process import check_memory
 from noisy_envs.validation import did_you_mean
@@ -192,9 +192,10 @@ def load_args(module: ModuleType, path: Path) -> Any:
     saved = content.get("args") if isinstance(content, dict) else None
     if not isinstance(saved, dict) or not isinstance(content.get("agent"), dict):
         raise ValueError(f"{path}: expected a checkpoint of an agent, but it holds no settings or no weights")
-    known = {field.name for field in fields(module.Args)}
-    if saved.keys() != known:
-        differing = sorted(saved.keys() ^ known)
+    known = vars(module.Args())
+    saved = {name: known[name] for name in MAY_CHANGE - {"total_timesteps"}} | saved  # newer settings may be missing
+    if saved.keys() != known.keys():
+        differing = sorted(saved.keys() ^ known.keys())
         raise ValueError(
             f"{path} was written by another version of this agent: the settings {differing} differ; start a new run"
         )
@@ -274,7 +275,7 @@ def check_mode(args: Any) -> None:
 
 def check_sizes(args: Any, spec: Any) -> None:
     """Check what must fit together, and into memory, as `validate` does; `spec` is the game's `TokenSpec`."""
-    size = args.num_envs * args.num_steps * num_learners(args)
+    size = steps_per_update(args)
     if not args.evaluate:
         if args.total_timesteps < size:
             raise ValueError(f"total_timesteps={args.total_timesteps}: expected at least the {size} of one update")

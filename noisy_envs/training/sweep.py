@@ -133,6 +133,8 @@ def run_in_processes(
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
+            if stop.count:  # the signal may have ended the pool's processes, too
+                raise KeyboardInterrupt from None
             if isinstance(error, BrokenProcessPool):
                 reason = "a run was killed, perhaps because memory ran out"
                 raise ChildProcessError(f"{reason}; resume with the same command") from None

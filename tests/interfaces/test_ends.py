@@ -374,7 +374,7 @@ def test_what_is_held_out_is_in_no_bank(env_id):
 
 
 @pytest.mark.parametrize(("choice", "other"), [("--eval-deterministic", "sample"), ("--no-eval-deterministic", "mode")])
-def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, choice, other):
+def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, made, monkeypatch, choice, other):
     from noisy_envs.training import evaluation
     from noisy_envs.training.envs import make_envs
     from noisy_envs.training.settings import parse
@@ -383,6 +383,7 @@ def test_evaluation_and_film_choose_actions_as_asked_on_levels_held_out(ppo, mad
     envs = make_envs(dataclasses.replace(args, num_envs=50))
     agent = ppo.Agent(args, envs.token_spec, envs.action_space)
     setattr(agent.distribution, other, None)  # not to be called
+    monkeypatch.setattr(TokenVectorEnv, "close", lambda _: None)  # a closed environment has no state
     assert evaluation.evaluate(agent, args, 20).shape == (20,)
     assert len(evaluation.record_episode(agent, args)) > 2
     train, evaluated, film = made

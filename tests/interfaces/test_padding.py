@@ -86,6 +86,12 @@ def ppo():
     return load_agent("adapool")
 
 
+def eval_agent(ppo, args):
+    """Make an agent to evaluate."""
+    envs, _ = make_eval_envs(args, 1)
+    return make_eval_agent(ppo, args, envs.token_spec, envs.single_action_space)
+
+
 def learned(agent, tokens):
     """Return outputs, weights in the pool, and the gradients of a loss."""
     agent.zero_grad()
@@ -139,7 +145,7 @@ def test_an_evaluation_and_a_film_stop_on_what_is_not_finite(ppo, tmp_path):
         with pytest.raises(SystemExit, match=r"^error: Hollow-v0 returned rewards that are not finite$"):
             main(ppo, [*words, f"pays={value}"])
         args = parse(ppo, [*words, f"shows={value}"])
-        agent = make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+        agent = eval_agent(ppo, args)
         with pytest.raises(FloatingPointError, match="Hollow-v0 returned an observation that is not finite"):
             record_episode(agent, args)
 
@@ -147,7 +153,7 @@ def test_an_evaluation_and_a_film_stop_on_what_is_not_finite(ppo, tmp_path):
 def test_what_comes_after_the_episode_that_counts_may_be_anything(ppo):
     gymnasium.register("Late-v0", Late, disable_env_checker=True)
     args = parse(ppo, ["--env-id", "Late-v0"])
-    agent = make_eval_agent(ppo, args, make_eval_envs(args, 1)[0])
+    agent = eval_agent(ppo, args)
     assert set(evaluate(agent, args, 10)) == {1, 2, 3, 4, 5}
 
 

@@ -82,7 +82,8 @@ def test_attention_weights_are_those_computed_by_hand(num_heads, padded):
     first, last = encoder.layers
     x = last.norm_attention(first(tokens, mask))
     query, key, value = (x @ part.T for part in last.query_key_value.weight.chunk(3))
-    found, width, mixed = encoder.attention_weights(tokens, mask), 6 // num_heads, []
+    (embeddings, found), width, mixed = encoder.with_attention(tokens, mask), 6 // num_heads, []
+    torch.testing.assert_close(embeddings, encoder(tokens, mask))
     assert found.shape == (5, num_heads, 7, 7)
     for head in range(num_heads):
         own = slice(head * width, (head + 1) * width)
@@ -96,7 +97,7 @@ def test_attention_weights_are_those_computed_by_hand(num_heads, padded):
     attended = torch.stack(mixed).view(num_heads, 5, 7, width).permute(1, 2, 0, 3).flatten(2)
     x = first(tokens, mask) + attended @ last.output.weight.T  # what the layer mixes by these weights
     torch.testing.assert_close(encoder(tokens, mask), x + last.feedforward(last.norm_feedforward(x)))
-    torch.testing.assert_close(tokens_first.attention_weights(tokens, mask), found)
+    torch.testing.assert_close(tokens_first.with_attention(tokens, mask), (embeddings, found))
 
 
 @pytest.mark.parametrize(("kind", "width"), [("head", 2), ("embed", 6)])

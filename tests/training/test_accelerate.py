@@ -9,7 +9,6 @@ pytest.importorskip("tyro")
 from training_helpers import StoppedRun, ppo, train_until  # noqa: E402  torch may be missing
 
 from noisy_envs.training.checkpoint import load_checkpoint  # noqa: E402
-from noisy_envs.training.envs import make_eval_envs  # noqa: E402
 from noisy_envs.training.evaluation import make_eval_agent  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
@@ -52,7 +51,7 @@ def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path, mo
     assert len(graphs) == 4 and graphs[0] > 0 and len(set(graphs)) == 1
     with torch.no_grad():
         _, samples, _ = run.collect(run.state, torch.zeros(16, 2, 5))
-        plain = make_eval_agent(ppo, run.args, make_eval_envs(run.args, 1)[0])
+        plain = make_eval_agent(ppo, run.args, run.agent.spec, run._envs.action_space)
         plain.load_state_dict(run.agent.state_dict())
         torch.testing.assert_close(samples.parameters, plain(samples.tokens)[0], rtol=0, atol=1e-4)
     run.close()

@@ -18,6 +18,7 @@ from PIL import Image
 from noisy_envs import registration
 from noisy_envs.baselines import baseline_returns
 from noisy_envs.games.box_world_levels import draw_level
+from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.rendering.playback import make_playback
 from noisy_envs.training import envs, evaluation
 from noisy_envs.training.checkpoint import save_checkpoint
@@ -124,8 +125,9 @@ def test_box_world_is_evaluated_on_levels_that_its_own_training_cannot_meet(ppo,
 
     monkeypatch.setattr(envs, "make_vec", keeping(envs.make_vec))
     monkeypatch.setattr(evaluation, "make_playback", keeping(make_playback))
+    monkeypatch.setattr(TokenVectorEnv, "close", lambda _: None)  # a closed environment has no state
     make_envs(dataclasses.replace(args, num_envs=50))
-    agent = make_eval_agent(ppo, args, made[0])
+    agent = make_eval_agent(ppo, args, made[0].token_spec, made[0].single_action_space)
     asked = dataclasses.replace(args, env_kwargs=("max_steps=2", *other))
     evaluation.evaluate(agent, asked, 50, args)
     record_episode(agent, asked, args)

@@ -16,7 +16,7 @@ from helpers import ROOT, load_agent
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
-from training_helpers import SMALL, begin, rollout  # noqa: E402  torch may be missing
+from training_helpers import SMALL, begin, ppo, rollout  # noqa: E402  torch may be missing
 
 from noisy_envs.nn import pooling  # noqa: E402
 from noisy_envs.training.accelerate import accumulate_gradient  # noqa: E402
@@ -241,6 +241,12 @@ def test_weights_that_no_video_could_show_are_refused_before_training(weights, g
     with pytest.raises(SystemExit, match=rf"^error: PoolingHead\.weights: expected [^\n]*\(2, 8\), got [^\n]*{given}"):
         main(agent, [*SMALL, "--capture-video", "--total-timesteps", "64", "--run-dir", str(tmp_path)])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_class_token_that_sees_only_itself_weighs_no_token():
+    head = load_agent("clstoken").PoolingHead(ppo.Args(), 0, torch.Generator().manual_seed(0))
+    attention = torch.eye(5).expand(2, 4, 5, 5)
+    assert head.weights(torch.zeros(2, 5, 32), None, attention).tolist() == [[0.0] * 4] * 2
 
 
 def test_a_setting_that_a_copy_adds_may_be_any_finite_number(tmp_path):

@@ -1,7 +1,6 @@
 """Comparing agents: only missing runs start, killed ones resume, failures are reported, numbers match those by hand."""
 
 import errno
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from cases import posix
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
+from noisy_envs.rendering.agent_policy import load_file
 from noisy_envs.training import checkpoint
 from noisy_envs.training.files import lock_folder
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, Panel, plot_panels
@@ -87,16 +87,7 @@ if __name__ == "__main__":
 """
 
 
-def load(name):
-    """Import an agent's neighbour under its own name."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "agents" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-compare = load("compare")
+compare = load_file("compare", ROOT / "agents")
 
 
 class Field:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
 from training_helpers import SMALL, ppo  # noqa: E402  torch may be missing
 
-from noisy_envs.training import distributed  # noqa: E402
+from noisy_envs.training import accelerate, distributed  # noqa: E402
 from noisy_envs.training.checkpoint import load_checkpoint  # noqa: E402
 from noisy_envs.training.envs import Envs, env_kwargs, make_envs, make_vec  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
+from noisy_envs.training.run import Run  # noqa: E402
 from noisy_envs.training.settings import parse  # noqa: E402
 
 
@@ -66,6 +68,39 @@ def test_gradients_are_averaged_in_one_message(others):
     for weight, one, other in zip(model.parameters(), grads, theirs, strict=True):
         torch.testing.assert_close(weight.grad, (one + other) / 2)
     assert not others
+
+
+def test_a_gradient_step_averages_over_all_processes(others, monkeypatch):
+    monkeypatch.setattr(accelerate, "WORLD_SIZE", 2)
+    batch = namedtuple("Batch", "x")(torch.ones(4, 3))
+    model = torch.nn.Linear(3, 1, bias=False)
+    accelerator = accelerate.Accelerator(False, False, "cpu")
+    gradient = accelerator.gradient(model, lambda samples, _: (model(samples.x).sum(), {}))
+    others.append(torch.tensor([1.0, 2.0, 3.0]))
+    gradient(batch, None)  # whose own gradient is 4 for each weight
+    assert model.weight.grad.tolist() == [[2.5, 3.0, 3.5]]
+
+
+def test_a_signal_that_reached_another_process_stops_this_one_too(others):
+    run = Run(ppo, parse(ppo, [*SMALL, "--total-timesteps", "640"]))
+    run.updates = 3  # when no checkpoint is due
+    others.append(torch.zeros(()))
+    run.checkpoint(None, None, None, None, 0.0)
+    assert not run.stopped
+    others.append(torch.ones(()))
+    with pytest.raises(AttributeError):  # it saves, for which there is nothing here
+        run.checkpoint(None, None, None, None, 0.0)
+    assert run.stopped
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])  # as it is asked for, and as a checkpoint has it
+def test_each_process_takes_a_gpu_of_its_own(device, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(distributed, "WORLD_SIZE", 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(distributed, "dist", SimpleNamespace(init_process_group=chosen.append))
+    assert distributed.setup(device) == "cuda:1" and chosen == ["cuda:1", "nccl"]
 
 
 def test_two_processes_train_one_run(tmp_path):

@@ -1,7 +1,6 @@
 """Runs of an agent: what they leave, repetition, exact resume, signals, and what stops them."""
 
 import json
-import os
 import shutil
 import signal
 import threading
@@ -172,7 +171,7 @@ def test_a_longer_run_that_was_killed_before_its_summary_is_not_complete(tmp_pat
     assert json.loads((folder / "summary.json").read_text())["steps"] == 128
 
 
-@pytest.mark.parametrize("setting", ["torch_deterministic", "gamma"])
+@pytest.mark.parametrize("setting", ["anneal_lr", "gamma"])
 def test_a_run_of_other_settings_is_refused(tmp_path, setting):
     _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
     content = load_checkpoint(folder / "checkpoint.pt")
@@ -201,6 +200,28 @@ def test_a_complete_run_is_evaluated_and_filmed_again_where_that_is_asked(tmp_pa
     more = main(ppo, ["--resume", str(folder), "--eval-episodes", "5"])
     assert more["eval_episodes"] == 5 and more["return"] != summary["return"] and more["steps"] == summary["steps"]
     assert json.loads((folder / "summary.json").read_text())["eval_episodes"] == 5
+    assert main(ppo, ["--resume", str(folder)]) == json.loads((folder / "summary.json").read_text())  # nothing is left
+
+
+def test_a_run_that_is_older_than_a_setting_resumes_unless_learning_depends_on_it(tmp_path):
+    _, folder = run(tmp_path, "--total-timesteps", "64", "--no-anneal-lr")
+    content = load_checkpoint(folder / "checkpoint.pt")
+    del content["args"]["torch_deterministic"]
+    save_checkpoint(folder / "checkpoint.pt", content)
+    assert main(ppo, ["--resume", str(folder), "--total-timesteps", "128"])["steps"] == 128
+    del content["args"]["gamma"]
+    save_checkpoint(folder / "checkpoint.pt", content)
+    with pytest.raises(SystemExit, match=r"another version of this agent: the settings \['gamma'\] differ"):
+        main(ppo, ["--resume", str(folder)])
+
+
+def test_a_closed_pipe_is_no_error_of_the_run(tmp_path, monkeypatch):
+    def closed(_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Run, "_announce", closed)
+    with pytest.raises(BrokenPipeError):  # which the program ends silently, as `ignore_broken_pipe` has it
+        run(tmp_path, "--total-timesteps", "64")
 
 
 def test_a_copy_of_the_checkpoint_is_not_resumed(tmp_path):
@@ -368,20 +389,23 @@ def test_what_a_checkpoint_holds_is_logged_before(tmp_path, monkeypatch):
 # numbers that are not finite
 
 
-def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
-    reset = Envs.reset
+@pytest.mark.parametrize("first", [False, True])
+def test_an_observation_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, first):
+    make = Envs.__init__
 
-    def broken(envs):
-        state = reset(envs)
-        mover = state.envs.state.mover.clone()
+    def broken(envs, *given):
+        make(envs, *given)
+        mover = envs.start.envs.state.mover.clone()
         mover[0, 1, 0] = torch.nan
-        return state._replace(envs=state.envs._replace(state=state.envs.state._replace(mover=mover)))
+        state = envs.start.envs.state._replace(mover=mover)
+        tokens = envs.start.tokens * torch.nan if first else envs.start.tokens
+        envs.start = envs.start._replace(envs=envs.start.envs._replace(state=state), tokens=tokens)
 
-    monkeypatch.setattr(Envs, "reset", broken)
+    monkeypatch.setattr(Envs, "__init__", broken)
     with pytest.raises(
         SystemExit, match=r"^error: noisy_envs/SimpleCentroid-v0 returned an observation that is not finite$"
     ):
-        run(tmp_path, "--total-timesteps", "128")
+        run(tmp_path, "--total-timesteps", "128", "--capture-video")
     assert not list(tmp_path.glob("*/metrics.csv"))
 
 
@@ -422,5 +446,5 @@ def test_each_process_draws_from_a_generator_of_its_own(monkeypatch):
     for rank in range(3):
         monkeypatch.setattr(run_module, "RANK", rank)
         seeds.append(Run(ppo, args).generator().initial_seed())
-    assert len(set(seeds)) == 3 and min(seeds) > 2**32 and os.environ.get("RANK") is None
+    assert len(set(seeds)) == 3 and min(seeds) > 2**32
     assert Run(ppo, parse(ppo, [*SMALL, "--seed", "2"])).generator().initial_seed() not in seeds

@@ -298,7 +298,7 @@ def test_evaluated_actions_are_the_most_probable_or_sampled():
     args = parse(ppo, BOX)
     assert not args.eval_deterministic and parse(ppo, []).eval_deterministic
     envs, tokens = make_eval_envs(args, 200)
-    agent = make_eval_agent(ppo, args, envs)
+    agent = make_eval_agent(ppo, args, envs.token_spec, envs.single_action_space)
     likely = agent(tokens)[0].argmax(-1)
     sampled, best = (
         select_action(agent, tokens, dataclasses.replace(args, eval_deterministic=choice), torch.Generator())

@@ -67,6 +67,19 @@ def test_a_killed_process_is_reported():
         list(EXECUTORS["in processes"]([2, 5]))
 
 
+def stop_all(number):
+    """A job that sends SIGTERM to itself and its parent, as `kill -TERM -GROUP` does."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(100)
+
+
+@posix
+def test_a_signal_that_ends_the_processes_too_is_a_stop_request():
+    with pytest.raises(KeyboardInterrupt):
+        list(run_in_processes([1, 2], stop_all, 2, FloatingPointError))
+
+
 def test_a_signal_does_not_break_a_lock(monkeypatch):
     """It must not raise amid a wait for the processes, which would leave the executor's locks undone."""
     waited, wait = [], sweep.wait
