@@ -28,7 +28,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace emulator {
-enum State { READY, SHUFFLE, SHUFFLE_XOR, TENSOR_CORE, WARP_SYNC, BLOCK_SYNC, DONE };
+enum State { READY, SHUFFLE, SHUFFLE_XOR, MAX, TENSOR_CORE, WARP_SYNC, BLOCK_SYNC, DONE };
 constexpr int MAX_THREADS = 512, STACK = 1 << 18, GUARD = 1 << 12;  // bytes, floats
 
 struct Message {  // what a lane shows the others
@@ -129,6 +129,7 @@ inline float tensor_float(int bits) {
 
 inline float* shared_memory() { return emulator::shared; }
 inline int thread_index() { return emulator::current; }
+inline int warp_index() { return emulator::current / 32; }
 inline int block_index() { return emulator::block_x; }
 inline int block_index_y() { return emulator::block_y; }
 inline float exp2_fast(float x) { return exp2f(x); }
@@ -154,6 +155,12 @@ inline float shuffle_xor(float x, int bits) {
     emulator::outgoing().value = x;
     emulator::stop_at(emulator::SHUFFLE_XOR);
     return emulator::incoming(lane).value;
+}
+inline int max_warp(int x) {
+    emulator::outgoing().a[0] = x;
+    emulator::stop_at(emulator::MAX);
+    for (int lane = 0; lane < 32; lane++) x = emulator::incoming(lane).a[0] > x ? emulator::incoming(lane).a[0] : x;
+    return x;
 }
 inline void sync_warp() { emulator::stop_at(emulator::WARP_SYNC); }
 inline void sync_block() { emulator::stop_at(emulator::BLOCK_SYNC); }

@@ -88,22 +88,24 @@ DEVICE void embed_backward(Lane& at, const float* weights, const float* observat
     const Tokens tokens = load_tokens(at, observation);
     Rows z;
     project(weights, tokens, z);
-    float* inputs = at.shared + WarpAt::ROWS_AT;  // (WARP_ROWS, CHUNK_STEP): features, then a 1 at the role
+    float* pairs = at.shared + WarpAt::PAIRS;  // features, then a 1 at the role
+    Rows dz;
     EACH(r, ROWS) {
-        float* row = inputs + at.row(r) * CHUNK_STEP;
+        float* row = pairs + at.row(r) * PAIR_STEP;
         EACH(i, FEATURES) row[i] = tokens.features[r][i];
         EACH(i, TABLE_ROWS - FEATURES) row[FEATURES + i] = i == tokens.role[r] ? 1.0f : 0.0f;
-        Vector dz;
         EACH(c, WIDTH) {
             float slope;
             gelu(z[r][c], slope);
-            dz[c] = at.is_input(r) ? dx[r][c] * slope : 0.0f;
+            dz[r][c] = at.is_input(r) ? dx[r][c] * slope : 0.0f;
         }
-        store(at.shared + WarpAt::INPUT_A + at.row(r) * INPUT_STEP, dz);
     }
+    float* rows = at.shared + WarpAt::B_FIRST;
+    store_rows(at, rows, dz);
     sync_warp();
-    add_products<TABLE_ROWS, WIDTH, WIDTH, 1, CHUNK_STEP, INPUT_STEP, WIDTH % 2 == 0>(
-        sums + TABLE_AT, inputs, at.shared + WarpAt::INPUT_A, at.lane);
+    using First = Target<min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
+    using Second = Target<TABLE_ROWS - min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
+    add_products(First{sums + TABLE_AT}, Second{sums + TABLE_AT + 8 * WIDTH}, pairs, rows, rows, at.lane);
     sync_warp();
 }
 
@@ -140,7 +142,7 @@ DEVICE int last_token(const Lane& at) {
     if constexpr (!PADDED) return TOKENS;
     int last = QUERY;
     EACH(r, ROWS) last = at.key[r] ? max_of(last, at.token(r)) : last;
-    return int(max_lanes<32>(float(last))) + 1;
+    return max_warp(last) + 1;
 }
 
 // Shifts keys by the middle of their range over a sample's tokens, and stores the middles and half the ranges.
@@ -179,7 +181,7 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
     }
     float* key_range = key_range_of(at, layer);
     center_keys(at, key_range, k);
-    float* keys = at.shared + WarpAt::ROWS_AT + at.sample * KEY_SAMPLE;
+    float* keys = at.shared + at.sample * KEY_SAMPLE;
     EACH(r, ROWS) if (at.exists(r)) {
         float* row = keys + at.token(r) * KEY_STEP;
         Vector kept_k, kept_v, product;
@@ -234,6 +236,7 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         save(at, layer, SAVED_MIXED, mixed);
         save(at, layer, SAVED_INVERSE, inverse);
         save(at, layer, SAVED_COVARIANCE, covariance);
+        load_saved(at, layer, SAVED_INPUT, x);  // again, rather than in registers beside the sums
     }
     EACH(c, WIDTH) {
         const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
@@ -244,7 +247,7 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
 // Stores, for each query of the warp, what its weights and their gradients need: q, the largest score, do / total,
 // q do / total and q do o / total, with o its output and do the gradient of that.
 DEVICE void store_queries(const Lane& at, const Rows& q, const Padded& half, const Rows& scaled_do, const Rows& mixed) {
-    float* queries = at.shared + WarpAt::ROWS_AT + at.sample * QUERY_SAMPLE;
+    float* queries = at.shared + at.sample * QUERY_SAMPLE;
     EACH(r, ROWS) if (at.exists(r)) {
         float* row = queries + at.token(r) * QUERY_STEP;
         Vector largest, product, product_mixed;
@@ -263,7 +266,7 @@ DEVICE void store_queries(const Lane& at, const Rows& q, const Padded& half, con
 
 // Sums over queries the gradients of this lane's keys and values.
 DEVICE void sum_queries(const Lane& at, int visited, const Rows& k, const Rows& v, Rows& dk, Rows& dv) {
-    const float* queries = at.shared + WarpAt::ROWS_AT + at.sample * QUERY_SAMPLE;
+    const float* queries = at.shared + at.sample * QUERY_SAMPLE;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float sum_do[ROWS][GROUP] = {}, sum_qdo[ROWS][GROUP] = {}, sum_qdoo[ROWS][GROUP] = {};
@@ -291,74 +294,78 @@ DEVICE void sum_queries(const Lane& at, int visited, const Rows& k, const Rows& 
     }
 }
 
+// Computes the gradients of queries, keys and values from dx, that of the layer's middle.
+DEVICE void heads_backward(
+    const Lane& at, const float* weights, int layer, int visited, const Rows& dx, Rows& dq, Rows& dk, Rows& dv) {
+    Rows k, v;
+    {
+        Rows q, d, x;
+        load_saved(at, layer, SAVED_INPUT, x);
+        layer_norm(weights + LayerAt::NORM_ATTENTION, x, x);
+        project_heads(weights + LayerAt::QUERY_KEY_VALUE, x, q, k, v);
+        set_zero(d);
+        EACH(c, WIDTH) {
+            const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
+            EACH(r, ROWS) add_scaled(d[r], dx[r][c], w.v);
+        }
+        load_saved(at, layer, SAVED_COVARIANCE, x);
+        EACH(r, ROWS) EACH(c, WIDTH) x[r][c] *= d[r][c] * SCORE_SCALE;
+        save(at, layer, SAVED_COVARIANCE, x);  // now dq, which registers have no room for
+        load_saved(at, layer, SAVED_INVERSE, x);
+        EACH(r, ROWS) EACH(c, WIDTH) d[r][c] *= x[r][c];
+        load_saved(at, layer, SAVED_MIXED, x);
+        const float* key_range = key_range_of(at, layer);
+        const Padded middle = load_vector(key_range), half = load_vector(key_range + PAD);
+        EACH(r, ROWS) EACH(c, WIDTH) k[r][c] -= middle.v[c];
+        store_queries(at, q, half, d, x);
+    }
+    sync_warp();
+    sum_queries(at, visited, k, v, dk, dv);
+    sync_warp();
+    load_saved(at, layer, SAVED_COVARIANCE, dq);
+}
+
 // Turns dx from the gradient of the layer's middle into that of its input.
 DEVICE void attention_backward(const Lane& at, const float* weights, int layer, int visited, float* sums, Rows& dx) {
-    float* input_rows = at.shared + WarpAt::INPUT_A;
-    float* mixed_rows = at.shared + WarpAt::INPUT_B;
-    Rows dq, dk, dv;
-    {
-        Rows k, v;
-        {
-            Rows q, d, mixed;
-            {
-                Rows n, x;
-                load_saved(at, layer, SAVED_INPUT, x);
-                layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
-                EACH(r, ROWS) store(input_rows + at.row(r) * INPUT_STEP, n[r]);
-                project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
-            }
-            set_zero(d);
-            EACH(c, WIDTH) {
-                const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
-                EACH(r, ROWS) add_scaled(d[r], dx[r][c], w.v);
-            }
-            load_saved(at, layer, SAVED_COVARIANCE, dq);
-            EACH(r, ROWS) EACH(c, WIDTH) dq[r][c] *= d[r][c] * SCORE_SCALE;
-            {
-                Rows inverse;
-                load_saved(at, layer, SAVED_INVERSE, inverse);
-                EACH(r, ROWS) EACH(c, WIDTH) d[r][c] *= inverse[r][c];
-            }
-            load_saved(at, layer, SAVED_MIXED, mixed);
-            EACH(r, ROWS) store(mixed_rows + at.row(r) * INPUT_STEP, mixed[r]);
-            const float* key_range = key_range_of(at, layer);
-            const Padded middle = load_vector(key_range), half = load_vector(key_range + PAD);
-            EACH(r, ROWS) EACH(c, WIDTH) k[r][c] -= middle.v[c];
-            store_queries(at, q, half, d, mixed);
-        }
-        sync_warp();
-        sum_queries(at, visited, k, v, dk, dv);
-        sync_warp();
-    }
-    float* changes = at.shared + WarpAt::ROWS_AT;  // (WARP_ROWS, CHANGE_STEP): dq, dk, dv, dx
-    EACH(r, ROWS) {
-        float* row = changes + at.row(r) * CHANGE_STEP;
-        store(row, dq[r]);
-        store(row + WIDTH, dk[r]);
-        store(row + 2 * WIDTH, dv[r]);
-        store(row + 3 * WIDTH, dx[r]);
-    }
-    sync_warp();
+    float* pairs = at.shared + WarpAt::PAIRS;
+    float* input_rows = at.shared + WarpAt::B_FIRST;
+    float* mixed_rows = at.shared + WarpAt::B_SECOND;
+    float* layer_sums = sums + layer * LAYER_STEP;
     constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0;
-    add_products<3 * WIDTH, WIDTH, WIDTH, 1, CHANGE_STEP, INPUT_STEP, EVEN && AT_QUERY_KEY_VALUE % 2 == 0>(
-        sums + AT_QUERY_KEY_VALUE + layer * LAYER_STEP, changes, input_rows, at.lane);
-    add_products<WIDTH, WIDTH, WIDTH, 1, CHANGE_STEP, INPUT_STEP, EVEN && AT_OUTPUT % 2 == 0>(
-        sums + AT_OUTPUT + layer * LAYER_STEP, changes + 3 * WIDTH, mixed_rows, at.lane);
-    sync_warp();
+    using Matrix = Target<WIDTH, WIDTH, WIDTH, 1, EVEN && AT_QUERY_KEY_VALUE % 2 == 0>;
+    using OutputMatrix = Target<WIDTH, WIDTH, WIDTH, 1, EVEN && AT_OUTPUT % 2 == 0>;
+    const Matrix query = {layer_sums + AT_QUERY_KEY_VALUE}, key = {query.p + WIDTH * WIDTH},
+                 value = {key.p + WIDTH * WIDTH};
     Rows dn, x;
-    set_zero(dn);
-    EACH(c, WIDTH) {
-        const float* matrix = weights + LayerAt::QUERY_KEY_VALUE + c * PAD;
-        const Padded wq = load_vector(matrix), wk = load_vector(matrix + WIDTH * PAD),
-                     wv = load_vector(matrix + 2 * WIDTH * PAD);
-        EACH(r, ROWS) {
-            add_scaled(dn[r], dq[r][c], wq.v);
-            add_scaled(dn[r], dk[r][c], wk.v);
-            add_scaled(dn[r], dv[r][c], wv.v);
+    {
+        Rows dq, dk, dv;
+        heads_backward(at, weights, layer, visited, dx, dq, dk, dv);
+        load_saved(at, layer, SAVED_INPUT, x);
+        layer_norm(weights + LayerAt::NORM_ATTENTION, x, dn);
+        store_rows(at, input_rows, dn);
+        load_saved(at, layer, SAVED_MIXED, x);
+        store_rows(at, mixed_rows, x);
+        store_pairs(at, dq, dk);
+        sync_warp();
+        add_products(query, key, pairs, input_rows, input_rows, at.lane);
+        sync_warp();
+        store_pairs(at, dv, dx);
+        sync_warp();
+        add_products(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
+        sync_warp();
+        set_zero(dn);
+        EACH(c, WIDTH) {
+            const float* matrix = weights + LayerAt::QUERY_KEY_VALUE + c * PAD;
+            const Padded wq = load_vector(matrix), wk = load_vector(matrix + WIDTH * PAD),
+                         wv = load_vector(matrix + 2 * WIDTH * PAD);
+            EACH(r, ROWS) {
+                add_scaled(dn[r], dq[r][c], wq.v);
+                add_scaled(dn[r], dk[r][c], wk.v);
+                add_scaled(dn[r], dv[r][c], wv.v);
+            }
         }
     }
     load_saved(at, layer, SAVED_INPUT, x);
-    float* layer_sums = sums + layer * LAYER_STEP;
     layer_norm_backward(at, weights + LayerAt::NORM_ATTENTION, layer_sums + AT_NORM_ATTENTION_WEIGHT,
                         layer_sums + AT_NORM_ATTENTION_BIAS, x, dn, dx);
 }
@@ -373,11 +380,20 @@ DEVICE unsigned mix(unsigned x) {
     return x ^ x >> 15;
 }
 
+// Dropout of a run, in shared memory.
 struct Dropout {
     unsigned key0, key1;
     unsigned threshold;  // numbers whose 16 bits lie below are dropped
     float scale;         // of what is kept
 };
+
+// Stores a run's dropout: its words (2,) and the probability of dropping a number.
+DEVICE const Dropout& load_dropout(float* shared, const long long* keys, float rate) {
+    Dropout* dropout = reinterpret_cast<Dropout*>(shared + At::DROPOUT);
+    if (thread_index() == 0)
+        *dropout = {unsigned(keys[0]), unsigned(keys[1]), unsigned(rintf(rate * 65536.0f)), 1.0f / (1.0f - rate)};
+    return *dropout;
+}
 
 // Draws which numbers of a lane's tokens are kept, as bits r * WIDTH + c; see `noisy_envs.nn.dropout_hash`.
 DEVICE unsigned draw_kept(const Lane& at, const Dropout& dropout, int sample, int layer) {
@@ -431,29 +447,28 @@ DEVICE void feedforward(const Lane& at, const float* weights, int layer, const D
 DEVICE void feedforward_backward(
     const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, Rows& dx) {
     float* layer_sums = sums + layer * LAYER_STEP;
-    Rows n, x, dn, change;
-    load_saved(at, layer, SAVED_MIDDLE, x);
-    layer_norm(weights + LayerAt::NORM_FEEDFORWARD, x, n);
+    Rows n, dn, change;
+    load_saved(at, layer, SAVED_MIDDLE, n);
+    layer_norm(weights + LayerAt::NORM_FEEDFORWARD, n, n);
     set_zero(dn);
     const unsigned kept = DROPOUT ? *kept_bits(at, layer) : 0;
     EACH(r, ROWS) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
-    float* input_rows = at.shared + WarpAt::INPUT_A;
-    float* change_rows = at.shared + WarpAt::INPUT_B;
+    float* input_rows = at.shared + WarpAt::B_FIRST;
+    float* change_rows = at.shared + WarpAt::B_SECOND;
+    float* pairs = at.shared + WarpAt::PAIRS;  // of hidden units: gradients of their inputs, and their outputs
+    store_rows(at, input_rows, n);
+    store_rows(at, change_rows, change);
     Vector bias_grad = {};
-    EACH(r, ROWS) {
-        store(input_rows + at.row(r) * INPUT_STEP, n[r]);
-        store(change_rows + at.row(r) * INPUT_STEP, change[r]);
-        add_scaled(bias_grad, 1.0f, change[r]);
-    }
+    EACH(r, ROWS) add_scaled(bias_grad, 1.0f, change[r]);
     add_totals(layer_sums + AT_SECOND_BIAS, bias_grad, at.lane);
-    float* active_rows = at.shared + WarpAt::ROWS_AT;  // (WARP_ROWS, CHUNK_STEP): outputs of hidden units
-    float* slope_rows = active_rows + WARP_ROWS * CHUNK_STEP;  // the same: gradients of their inputs
+    constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0 && AT_FIRST % 2 == 0;
+    constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
 #pragma unroll 1
     for (int chunk = 0; chunk < HIDDEN; chunk += CHUNK) {
-#pragma unroll 2
-        for (int i = 0; i < CHUNK; i += 2) {
-            float active[ROWS][2], slope[ROWS][2];
-            EACH(k, 2) {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i += TOGETHER) {
+            float active[ROWS][TOGETHER], slope[ROWS][TOGETHER];
+            EACH(k, TOGETHER) {
                 const int unit = chunk + i + k;
                 const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                              second = load_vector(weights + LayerAt::SECOND + unit * PAD);
@@ -465,18 +480,18 @@ DEVICE void feedforward_backward(
                 }
             }
             EACH(r, ROWS) {
-                store(active_rows + at.row(r) * CHUNK_STEP + i, active[r]);
-                store(slope_rows + at.row(r) * CHUNK_STEP + i, slope[r]);
+                store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
+                store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
             }
         }
         sync_warp();
-        constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0 && AT_FIRST % 2 == 0;
-        add_products<CHUNK, WIDTH, WIDTH, 1, CHUNK_STEP, INPUT_STEP, EVEN>(
-            layer_sums + AT_FIRST + chunk * WIDTH, slope_rows, input_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk);
-        add_products<CHUNK, WIDTH, 1, HIDDEN, CHUNK_STEP, INPUT_STEP, false>(
-            layer_sums + AT_SECOND + chunk, active_rows, change_rows, at.lane);
+        const Target<CHUNK, WIDTH, WIDTH, 1, EVEN> first = {layer_sums + AT_FIRST + chunk * WIDTH};
+        const Target<CHUNK, WIDTH, 1, HIDDEN, false> second = {layer_sums + AT_SECOND + chunk};
+        add_products(first, second, pairs, input_rows, change_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
         sync_warp();
     }
+    Rows x;
+    load_saved(at, layer, SAVED_MIDDLE, x);
     layer_norm_backward(at, weights + LayerAt::NORM_FEEDFORWARD, layer_sums + AT_NORM_FEEDFORWARD_WEIGHT,
                         layer_sums + AT_NORM_FEEDFORWARD_BIAS, x, dn, dx);
 }

@@ -26,6 +26,7 @@ DEVICE float reciprocal(float x) {
 
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(ALL_LANES, x, lane); }
 DEVICE float shuffle_xor(float x, int bits) { return __shfl_xor_sync(ALL_LANES, x, bits); }
+DEVICE int max_warp(int x) { return __reduce_max_sync(ALL_LANES, x); }
 DEVICE int bits_of(float x) { return __float_as_int(x); }
 DEVICE float float_of(int x) { return __int_as_float(x); }
 DEVICE void sync_warp() { __syncwarp(); }
@@ -55,5 +56,7 @@ DEVICE void tensor_core(float (&c)[4], const int (&a)[4], const int (&b)[2]) {
 }
 
 DEVICE int thread_index() { return threadIdx.x; }
+// The same in all lanes, as the compiler learns from the shuffle: it need not care for lanes that part.
+DEVICE int warp_index() { return __shfl_sync(ALL_LANES, threadIdx.x / 32, 0); }
 DEVICE int block_index() { return blockIdx.x; }
 DEVICE int block_index_y() { return blockIdx.y; }

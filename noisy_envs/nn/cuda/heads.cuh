@@ -127,7 +127,7 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
     add(sums.first_bias + lane, bias);
     sync_warp();
     EACH(r, WIDTH) {  // the matrix (UNITS, WIDTH), 32 neighbouring numbers at a time
-        const int unit = (32 * r + lane) / WIDTH, i = (32 * r + lane) % WIDTH;
+        const int unit = unsigned(32 * r + lane) / WIDTH, i = unsigned(32 * r + lane) % WIDTH;
         float grad = 0.0f;
         EACH(t, HEAD_SAMPLES) grad = fmaf(memory.slope[t * UNITS + unit], pooled[t * PAD + i], grad);
         add(sums.first + 32 * r + lane, grad);
@@ -140,16 +140,17 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
 }
 
 // ---- the loss
-// The samples of a run, (M, ...), and its coefficients.
+// The samples of all runs, (runs M, ...), and the coefficients of a run. Pointers are those that the kernel was given, so
+// that they need no registers.
 struct Samples {
-    const float* tokens;
-    const void* action;  // float (M, ACTIONS), or int64 (M,)
+    const void* action;  // float (runs M, ACTIONS), or int64 (runs M,)
     const float* parameters;
     const float* log_prob;
     const float* advantage;
     const float* target;
-    const float* coefficients;
-    float weight;  // of a sample in a mean, 1 / M
+    const float* coefficients;  // (COEFFICIENTS,)
+    size_t begin;               // of the run
+    int count;                  // M
 };
 
 // Gradients of a log probability, an entropy and a divergence KL(old || new) with respect to the parameters.
@@ -210,8 +211,9 @@ DEVICE void categorical(const float* raw, const float* old, int action, Evaluati
 }
 
 // The actor's loss of one sample: adds its parts to sums, and stores the gradient of the parameters `raw`.
-DEVICE void actor_loss(const Samples& samples, int sample, const float* raw, float* change, float* parts) {
+DEVICE void actor_loss(const Samples& samples, size_t sample, const float* raw, float* change, float* parts) {
     const float* coefficients = samples.coefficients;
+    const float weight = 1.0f / samples.count;
     const float* old = samples.parameters + sample * PARAMETERS;
     Evaluation now;
     if constexpr (CONTINUOUS) {
@@ -232,24 +234,24 @@ DEVICE void actor_loss(const Samples& samples, int sample, const float* raw, flo
     }
     const float slope = moves ? -advantage * ratio : 0.0f;
     EACH(i, PARAMETERS)
-    change[i] = samples.weight * (slope * now.log_prob_grad[i] - coefficients[ENTROPY_WEIGHT] * now.entropy_grad[i] +
+    change[i] = weight * (slope * now.log_prob_grad[i] - coefficients[ENTROPY_WEIGHT] * now.entropy_grad[i] +
                                   coefficients[KL_WEIGHT] * now.kl_grad[i]);
-    add(parts + POLICY_LOSS, -objective * samples.weight);
-    add(parts + ENTROPY, now.entropy * samples.weight);
-    add(parts + KL, now.kl * samples.weight);
-    if (ratio != clipped) add(parts + CLIPPED, samples.weight);
+    add(parts + POLICY_LOSS, -objective * weight);
+    add(parts + ENTROPY, now.entropy * weight);
+    add(parts + KL, now.kl * weight);
+    if (ratio != clipped) add(parts + CLIPPED, weight);
 }
 
 // The critic's loss of one sample, the same.
-DEVICE void critic_loss(const Samples& samples, int sample, float value, float* change, float* parts) {
-    const float difference = value - samples.target[sample];
-    *change = samples.weight * samples.coefficients[VALUE_WEIGHT] * 2.0f * difference;
-    add(parts + VALUE_LOSS, difference * difference * samples.weight);
+DEVICE void critic_loss(const Samples& samples, size_t sample, float value, float* change, float* parts) {
+    const float weight = 1.0f / samples.count, difference = value - samples.target[sample];
+    *change = weight * samples.coefficients[VALUE_WEIGHT] * 2.0f * difference;
+    add(parts + VALUE_LOSS, difference * difference * weight);
 }
 
 // Puts the pooled vectors of the warp's samples where `head` reads them, and zeros where their gradient is added up.
 DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
-    const HeadMemory memory(at.shared + WarpAt::ROWS_AT);
+    const HeadMemory memory(at.shared);
     if (at.first == 0) {
         store(memory.pooled + at.sample * PAD, pooled);
         store_zeros(memory.change + at.sample * PAD);
@@ -260,8 +262,8 @@ DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
 
 // Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes the gradient
 // of the pooled vector.
-DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, int count,
-                  const Vector& pooled, float* sums, Vector& change) {
+DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, const Vector& pooled,
+                  float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);
     const HeadSums actor = {sums + AT_ACTOR_FIRST, sums + AT_ACTOR_FIRST_BIAS, sums + AT_ACTOR_SECOND,
                             sums + AT_ACTOR_SECOND_BIAS, sums + AT_ACTOR_THIRD, sums + AT_ACTOR_THIRD_BIAS};
@@ -272,19 +274,20 @@ DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, 
         const float* x = memory.pooled + t * PAD;
         float* dx = memory.change + t * PAD;
         const int sample = begin + t + at.lane;
-        const bool mine = at.lane < HEAD_SAMPLES, counts = mine && sample < count;
+        const bool mine = at.lane < HEAD_SAMPLES, counts = mine && sample < samples.count;
         Units units;
         head<PARAMETERS>(weights + At::ACTOR, memory, x, at.lane, units);
         if (mine) EACH(i, PARAMETERS) memory.out_change[at.lane * PARAMETERS + i] = 0.0f;
         if (counts) {
             const int i = at.lane * PARAMETERS;
-            actor_loss(samples, sample, memory.out + i, memory.out_change + i, sums + PARTS_AT);
+            actor_loss(samples, samples.begin + sample, memory.out + i, memory.out_change + i, sums + PARTS_AT);
         }
         sync_warp();
         head_backward<PARAMETERS>(weights + At::ACTOR, memory, x, dx, at.lane, units, actor);
         head<1>(weights + At::CRITIC, memory, x, at.lane, units);
         if (mine) memory.out_change[at.lane] = 0.0f;
-        if (counts) critic_loss(samples, sample, memory.out[at.lane], memory.out_change + at.lane, sums + PARTS_AT);
+        if (counts)
+            critic_loss(samples, samples.begin + sample, memory.out[at.lane], memory.out_change + at.lane, sums + PARTS_AT);
         sync_warp();
         head_backward<1>(weights + At::CRITIC, memory, x, dx, at.lane, units, critic);
     }

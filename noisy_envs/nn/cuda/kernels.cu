@@ -99,7 +99,7 @@ DEVICE void finish_table(const float* weights, float* sums) {
 
 // A lane's place; the tokens of its sample are found by `load_tokens`.
 DEVICE Lane place(float* shared, float* scratch) {
-    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    const int warp = warp_index(), lane = thread_index() % 32;
     Lane at;
     at.lane = lane;
     at.first = lane % LANES;
@@ -146,27 +146,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
     for (int i = thread_index(); i < SUMS; i += WARPS * 32) sums[i] = 0.0f;
     sync_block_memory();
 
-    const size_t offset = run * count;
-    const char* actions = static_cast<const char*>(action);
-    Samples samples;
-    samples.tokens = tokens + offset * INPUTS * TOKEN_SIZE;
-    samples.action = actions + offset * (CONTINUOUS ? ACTIONS * sizeof(float) : sizeof(long long));
-    samples.parameters = parameters + offset * PARAMETERS;
-    samples.log_prob = log_prob + offset;
-    samples.advantage = advantage + offset;
-    samples.target = target + offset;
-    samples.coefficients = coefficients + run * COEFFICIENTS;
-    samples.weight = 1.0f / count;
-    const float rate = DROPOUT ? samples.coefficients[DROPOUT_RATE] : 0.0f;
-    Dropout dropout = {0, 0, unsigned(rintf(rate * 65536.0f)), 1.0f / (1.0f - rate)};
-    if constexpr (DROPOUT) dropout.key0 = unsigned(keys[2 * run]), dropout.key1 = unsigned(keys[2 * run + 1]);
+    const Samples samples = {
+        action, parameters, log_prob, advantage, target, coefficients + run * COEFFICIENTS, run * count, count};
+    const Dropout& dropout = load_dropout(shared, keys + 2 * run, samples.coefficients[DROPOUT_RATE]);
+    sync_block();
 
     Lane at = place(shared, scratch);
-    const int warp = thread_index() / 32;
+    const int warp = warp_index();
 #pragma unroll 1
     for (int begin = (warp * blocks + int(block)) * SAMPLES; begin < count; begin += WARPS * blocks * SAMPLES) {
         const int sample = min_of(begin + at.sample, count - 1);  // past the end, the last one again, with weight 0
-        const float* observation = samples.tokens + size_t(sample) * (INPUTS * TOKEN_SIZE);
+        const float* observation = tokens + (samples.begin + sample) * (INPUTS * TOKEN_SIZE);
         Rows x, dx;
         embed(at, shared, observation, x);
         const int visited = last_token(at);
@@ -174,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
         {
             Pooled pooled;
             Vector change;
-            pool(at, shared, x, pooled);
-            learn(at, shared, samples, begin, count, pooled.value, sums, change);
-            pool_backward(at, shared, x, pooled, change, sums, dx);
+            pool<true>(at, shared, x, pooled);
+            learn(at, shared, samples, begin, pooled.value, sums, change);
+            pool_backward(at, shared, pooled, change, sums, dx);
         }
         encode_backward(at, shared, dropout, visited, sums, dx);
         embed_backward(at, shared, observation, dx, sums);
@@ -215,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
     parameters += run * count * PARAMETERS;
     values += run * count;
     Lane at = place(shared, nullptr);
-    const int warp = thread_index() / 32;
+    const int warp = warp_index();
 #pragma unroll 1
     for (int begin = (warp * blocks + int(block)) * SAMPLES; begin < count; begin += WARPS * blocks * SAMPLES) {
         const int sample = min_of(begin + at.sample, count - 1);
@@ -223,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
         embed(at, shared, tokens + size_t(sample) * (INPUTS * TOKEN_SIZE), x);
         encode<false>(at, shared, Dropout(), sample, last_token(at), x);
         Pooled pooled;
-        pool(at, shared, x, pooled);
+        pool<false>(at, shared, x, pooled);
         act(at, shared, begin, count, pooled.value, parameters, values);
     }
 }

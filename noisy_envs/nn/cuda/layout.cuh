@@ -34,6 +34,7 @@ constexpr int PAD = 4 * ceil_div(WIDTH, 4);
 constexpr int GROUP = WIDTH % 4 == 0 ? 4 : 3;
 constexpr int GROUPS = WIDTH / GROUP;
 static_assert(WIDTH % GROUP == 0 && PAD == 4 * GROUPS, "heads are divided into groups of 3 or 4");
+static_assert(WIDTH <= 8, "a vector is half of a matrix fragment");
 
 // ---- the embedding as a table: a row of WIDTH for each feature, then one for each role, or the bias without roles
 constexpr int TABLE_ROWS = FEATURES + max_of(ROLES, 1);
@@ -78,37 +79,39 @@ struct At {  // from the beginning of shared memory
     static constexpr int VECTORS = TABLE + TABLE_ROWS * PAD;                 // (2, PAD)
     static constexpr int ACTOR = VECTORS + (QUERY_VECTOR ? 2 * PAD : 0);
     static constexpr int CRITIC = ACTOR + HeadAt<PARAMETERS>::SIZE;
-    static constexpr int WARP = CRITIC + HeadAt<1>::SIZE;                    // WARPS times WarpAt::SIZE
+    static constexpr int DROPOUT = CRITIC + HeadAt<1>::SIZE;                 // (4,), see `Dropout`
+    static constexpr int WARP = DROPOUT + 4;                                 // WARPS times WarpAt::SIZE
 };
 
 // ---- what a warp shares among its lanes, in floats
-constexpr int CHUNK = HIDDEN / ceil_div(HIDDEN, 16);  // hidden units whose gradients are summed at a time
-constexpr int INPUT_STEP = row_step(8 * ceil_div(WIDTH, 8));   // rows of inputs of linear layers
-constexpr int CHANGE_STEP = row_step(4 * WIDTH);               // rows of gradients of projections
-constexpr int CHUNK_STEP = row_step(16);                       // rows of hidden units, or of the embedding's inputs
-constexpr int KEY_STEP = row_step(3 * PAD + 1);                // k, v, k v, and 1 or 0 for padding
-constexpr int QUERY_STEP = row_step(5 * PAD);                  // see `attention_backward`
-constexpr int KEY_SAMPLE = TOKENS * KEY_STEP + 4;              // + 4: samples lie in different banks
+constexpr int INPUT_STEP = row_step(8);                       // of rows of a vector
+constexpr int PAIR_STEP = row_step(16);                       // of rows of two vectors, see `add_products`
+constexpr int CHUNK = HIDDEN / ceil_div(HIDDEN, 8);           // hidden units whose gradients are summed at a time
+constexpr int KEY_STEP = row_step(3 * PAD + PADDED);          // k, v, k v, and 1 or 0 for padding
+constexpr int QUERY_STEP = row_step(5 * PAD);                 // see `store_queries`
+constexpr int KEY_SAMPLE = TOKENS * KEY_STEP + 4;             // + 4: samples lie in different banks
 constexpr int QUERY_SAMPLE = TOKENS * QUERY_STEP + 4;
 constexpr int HEAD_SIZE = SAMPLES * 2 * PAD + HEAD_SAMPLES * (3 * UNITS + 2 * PARAMETERS);
 
 struct WarpAt {
-    static constexpr int ROWS_AT = 0;  // rows of tokens, one after the other for many purposes
-    static constexpr int ROWS_SIZE = max_of(
-        max_of(max_of(SAMPLES * QUERY_SAMPLE, SAMPLES * KEY_SAMPLE), WARP_ROWS * CHANGE_STEP),
-        max_of(2 * WARP_ROWS * CHUNK_STEP, 4 * ceil_div(HEAD_SIZE, 4)));
-    static constexpr int INPUT_A = ROWS_AT + ROWS_SIZE;                   // (WARP_ROWS, INPUT_STEP)
-    static constexpr int INPUT_B = INPUT_A + WARP_ROWS * INPUT_STEP + 4;  // the same; + 4: read together, other banks
-    static constexpr int KEY_RANGE = INPUT_B + WARP_ROWS * INPUT_STEP;    // (LAYERS, SAMPLES, 2, PAD)
-    static constexpr int KEPT = KEY_RANGE + LAYERS * SAMPLES * 2 * PAD;   // (LAYERS, 32), bits that dropout keeps
+    // Rows that `add_products` multiplies. The same memory serves keys, then queries, and actor and critic.
+    static constexpr int B_FIRST = 0;                               // (WARP_ROWS, INPUT_STEP)
+    static constexpr int B_SECOND = WARP_ROWS * INPUT_STEP + 4;     // the same; + 4: other banks
+    static constexpr int PAIRS = B_SECOND + WARP_ROWS * INPUT_STEP; // (WARP_ROWS, PAIR_STEP)
+    static constexpr int ROWS_SIZE = max_of(max_of(SAMPLES * QUERY_SAMPLE, SAMPLES * KEY_SAMPLE),
+                                            max_of(PAIRS + WARP_ROWS * PAIR_STEP, 4 * ceil_div(HEAD_SIZE, 4)));
+    static constexpr int KEY_RANGE = ROWS_SIZE;                          // (LAYERS, SAMPLES, 2, PAD)
+    static constexpr int KEPT = KEY_RANGE + LAYERS * SAMPLES * 2 * PAD;  // (LAYERS, 32), bits that dropout keeps
     static constexpr int SIZE = KEPT + (DROPOUT ? LAYERS * 32 : 0);
 };
 
 constexpr int SHARED_BYTES = 4 * (At::WARP + WARPS * WarpAt::SIZE);
 
-// ---- scratch in device memory: what a warp's backward pass needs of each layer, (WARP_ROWS, WIDTH) each
+// ---- scratch in device memory: what a warp's backward pass needs of each layer, and of the pooling head as if it were
+// one more, (WARP_ROWS, PAD) each
 enum Saved { SAVED_INPUT, SAVED_MIXED, SAVED_INVERSE, SAVED_COVARIANCE, SAVED_MIDDLE, SAVED_TENSORS };
-constexpr int SCRATCH_FLOATS = LAYERS * SAVED_TENSORS * WARP_ROWS * PAD;  // of a warp
+enum SavedByPool { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT };
+constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + 4) * WARP_ROWS * PAD;  // of a warp
 
 // ---- sums of a block in device memory: gradients of a run's weights, the loss's parts, gradient of the embedding table
 enum Part { POLICY_LOSS, VALUE_LOSS, ENTROPY, KL, CLIPPED, PARTS };

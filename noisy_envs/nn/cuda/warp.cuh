@@ -49,12 +49,17 @@ DEVICE void store_zeros(float* p) {
     store(p, zeros);
 }
 
+// Stores a vector of each token of a lane in the warp's rows.
+DEVICE void store_rows(const Lane& at, float* rows, const Rows& x) {
+    EACH(r, ROWS) store(rows + at.row(r) * INPUT_STEP, x[r]);
+}
+
 // Scratch: lanes lie side by side in each float4 of a token's vector.
-DEVICE float4* scratch_at(const Lane& at, int layer, Saved tensor, int r) {
+DEVICE float4* scratch_at(const Lane& at, int layer, int tensor, int r) {
     return at.scratch + ((layer * SAVED_TENSORS + tensor) * ROWS + r) * (PAD / 4) * 32;
 }
 
-DEVICE void save(const Lane& at, int layer, Saved tensor, const Rows& x) {
+DEVICE void save(const Lane& at, int layer, int tensor, const Rows& x) {
     EACH(r, ROWS) EACH(i, PAD / 4) {
         float v[4];
         EACH(c, 4) v[c] = 4 * i + c < WIDTH ? x[r][min_of(4 * i + c, WIDTH - 1)] : 0.0f;
@@ -62,11 +67,20 @@ DEVICE void save(const Lane& at, int layer, Saved tensor, const Rows& x) {
     }
 }
 
-DEVICE void load_saved(const Lane& at, int layer, Saved tensor, Rows& x) {
+DEVICE void load_saved(const Lane& at, int layer, int tensor, Rows& x) {
     EACH(r, ROWS) EACH(i, PAD / 4) {
         const float4 f = scratch_at(at, layer, tensor, r)[i * 32];
         const float v[4] = {f.x, f.y, f.z, f.w};
         EACH(c, 4) if (4 * i + c < WIDTH) x[r][min_of(4 * i + c, WIDTH - 1)] = v[c];
+    }
+}
+
+// Stores two of them side by side, see `add_products`.
+DEVICE void store_pairs(const Lane& at, const Rows& x, const Rows& y) {
+    EACH(r, ROWS) {
+        float* row = at.shared + WarpAt::PAIRS + at.row(r) * PAIR_STEP;
+        store(row, x[r]);
+        store(row + 8, y[r]);
     }
 }
 
@@ -208,58 +222,59 @@ DEVICE Split split(float x) {
     return Split{high, bits_of(x - float_of(high))};
 }
 
-// Adds sum over rows of a[row, i] b[row, j], for i < A and j < B, to sums[i A_STEP + j B_STEP] in device memory, and the
-// sum over rows of a[row, i] to a_sums[i], unless it is null. a and b are rows of the warp in shared memory. The order
-// of rows is free, so that a lane's two rows of a fragment may be neighbours, which lie in different banks.
-template <int A, int B, int A_STEP, int B_STEP, int A_ROW, int B_ROW, bool EVEN>
-DEVICE void add_products(float* sums, const float* a, const float* b, int lane, float* a_sums = nullptr) {
-    constexpr int A_TILES = ceil_div(A, 16), B_TILES = ceil_div(B, 8);
-    const int i = lane / 4, j = 2 * (lane % 4);  // of this lane's numbers in the fragments of c
-    float column[A_TILES][2] = {};
-#pragma unroll
-    for (int tile_b = 0; tile_b < B_TILES; tile_b++) {
-        float large[A_TILES][4] = {}, small[A_TILES][4] = {};  // two chains of sums
-#pragma unroll 2
-        for (int row = 0; row < WARP_ROWS; row += 8) {
-            const float* pb = b + (row + j) * B_ROW + 8 * tile_b + i;
-            const Split b0 = split(pb[0]), b1 = split(pb[B_ROW]);
-            const int b_high[2] = {b0.high, b1.high}, b_low[2] = {b0.low, b1.low};
-#pragma unroll
-            for (int tile = 0; tile < A_TILES; tile++) {
-                const float* pa = a + (row + j) * A_ROW + 16 * tile + i;
-                const bool full = A - 16 * tile > 8;  // or rows 8 to 15 of the fragment are none of ours
-                const float x[4] = {pa[0], full ? pa[8] : 0.0f, pa[A_ROW], full ? pa[A_ROW + 8] : 0.0f};
-                int a_high[4], a_low[4];
-                EACH(k, 4) {
-                    const Split part = split(x[k]);
-                    a_high[k] = part.high, a_low[k] = part.low;
-                }
-                tensor_core(small[tile], a_low, b_high);
-                tensor_core(large[tile], a_high, b_high);
-                tensor_core(small[tile], a_high, b_low);
-                if (a_sums != nullptr && tile_b == 0) {
-                    column[tile][0] += x[0] + x[2];
-                    column[tile][1] += x[1] + x[3];
-                }
-            }
-        }
-        EACH(tile, A_TILES) EACH(half, 2) {
-            const int i_now = 16 * tile + 8 * half + i, j_now = 8 * tile_b + j;
-            float* p = sums + i_now * A_STEP + j_now * B_STEP;
-            const float x0 = large[tile][2 * half] + small[tile][2 * half];
-            const float x1 = large[tile][2 * half + 1] + small[tile][2 * half + 1];
-            if (i_now < A && j_now + 1 < B && EVEN && B_STEP == 1) {
-                add2(p, x0, x1);
-            } else if (i_now < A) {
-                if (j_now < B) add(p, x0);
-                if (j_now + 1 < B) add(p + B_STEP, x1);
-            }
+// Where a matrix (A, B) is added in device memory: element (i, j) at p[i A_STEP + j B_STEP]. EVEN tells that p and both
+// steps allow pairs of neighbours j to be added together.
+template <int A, int B, int A_STEP, int B_STEP, bool EVEN> struct Target {
+    float* p;
+
+    DEVICE void add_pair(int i, int j, float x0, float x1) const {
+        if (i >= A) return;
+        float* at = p + i * A_STEP + j * B_STEP;
+        if (EVEN && B_STEP == 1) {
+            if (j < B) add2(at, x0, x1);
+        } else {
+            if (j < B) add(at, x0);
+            if (j + 1 < B) add(at + B_STEP, x1);
         }
     }
-    if (a_sums != nullptr) {
-        EACH(tile, A_TILES) EACH(half, 2) {
-            const float total = sum_lanes<4>(column[tile][half]);
-            if (j == 0 && 16 * tile + 8 * half + i < A) add(a_sums + 16 * tile + 8 * half + i, total);
+};
+
+// Adds two products of matrices, a_1^T b_1 and a_2^T b_2, summed over the warp's rows, to device memory.
+//
+// A row of `pairs` (WARP_ROWS, PAIR_STEP) has up to 8 columns of a_1, then from column 8 on up to 8 of a_2, which fill a
+// fragment of the tensor cores. b_first and b_second (WARP_ROWS, INPUT_STEP) may be the same. The sums of the columns of
+// a_1 are added to a_sums, unless it is null. The order of rows is free: a lane's two rows of a fragment are neighbours,
+// which lie in different banks.
+template <class First, class Second>
+DEVICE void add_products(First first, Second second, const float* pairs, const float* b_first, const float* b_second,
+                         int lane, float* a_sums = nullptr, int a_count = 0) {
+    const int i = lane / 4, j = 2 * (lane % 4);  // of this lane's numbers in fragments
+    const bool same = b_first == b_second;
+    float large[2][4] = {}, small[2][4] = {}, column = 0.0f;  // two chains of sums for each product
+#pragma unroll 2
+    for (int row = 0; row < WARP_ROWS; row += 8) {
+        const float* pa = pairs + (row + j) * PAIR_STEP + i;
+        const float x[4] = {pa[0], pa[8], pa[PAIR_STEP], pa[PAIR_STEP + 8]};
+        int a_high[4], a_low[4];
+        EACH(k, 4) {
+            const Split part = split(x[k]);
+            a_high[k] = part.high, a_low[k] = part.low;
         }
+        if (a_sums != nullptr) column += x[0] + x[2];
+        EACH(k, same ? 1 : 2) {
+            const float* pb = (k == 0 ? b_first : b_second) + (row + j) * INPUT_STEP + i;
+            const Split b0 = split(pb[0]), b1 = split(pb[INPUT_STEP]);
+            const int b_high[2] = {b0.high, b1.high}, b_low[2] = {b0.low, b1.low};
+            tensor_core(small[k], a_low, b_high);
+            tensor_core(large[k], a_high, b_high);
+            tensor_core(small[k], a_high, b_low);
+        }
+    }
+    const int k = same ? 0 : 1;
+    first.add_pair(i, j, large[0][0] + small[0][0], large[0][1] + small[0][1]);
+    second.add_pair(i, j, large[k][2] + small[k][2], large[k][3] + small[k][3]);
+    if (a_sums != nullptr) {
+        column = sum_lanes<4>(column);
+        if (j == 0 && i < a_count) add(a_sums + i, column);
     }
 }
