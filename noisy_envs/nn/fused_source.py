@@ -28,6 +28,11 @@ SOURCES = Path(__file__).parent / "cuda"
 FILES = "layout.cuh", "warp.cuh", "encoder.cuh", "pooling.cuh", "heads.cuh", "kernels.cu"
 WIDTHS, MAX_LAYERS, MAX_TOKENS, MAX_ACTIONS = (3, 6, 8), 6, 65, 8
 MAX_TABLE_ROWS = 16  # numeric features and roles: the columns of a matrix fragment
+H100_SHARED_MEMORY = 227 * 1024  # bytes of a block
+# Speed by the tokens of a lane: two share what is read from shared memory; a third one takes registers from other warps.
+ROW_SPEEDS = {1: 0.8, 2: 1.0, 3: 0.9}
+WARPS = 16, 12, 10, 8, 6, 4, 3, 2, 1  # of a block, which takes a whole multiprocessor
+MAX_WARPS = {1: 16, 2: 16, 3: 8}  # by the tokens of a lane, as registers allow
 HIDDEN_UNITS = 32  # of actor and critic: one in each lane of a warp
 COEFFICIENTS = "clip_coef", "ent_coef", "vf_coef", "kl_coef", "dropout", "dual_clip"  # columns, (runs, 6)
 PARTS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"  # columns, (runs, 5)
@@ -174,18 +179,25 @@ def _fits_table(network: Network) -> bool:
     return network.numbers >= 1 and network.numbers + max(network.num_roles, 1) <= MAX_TABLE_ROWS
 
 
-def choose_lanes(network: Network) -> Lanes:
-    """Choose how a warp is divided, so that few lanes are idle and the numbers of a lane fit its registers."""
+def choose_lanes(network: Network, shared_memory: int = H100_SHARED_MEMORY) -> Lanes | None:
+    """Choose how a warp is divided: few lanes idle, numbers of a lane fit its registers, warps fit the shared memory.
+
+    Args:
+        network: the network.
+        shared_memory: bytes of a block, at most.
+
+    Returns:
+        The choice, or None if not even one warp fits.
+    """
     tokens = network.encoder_tokens
-    # Two tokens a lane share what is read from shared memory; a third one is slower by the registers that it takes.
-    speeds = {1: 0.8, 2: 1.0, 3: 0.95}
     choices = []
-    for rows, speed in speeds.items():
+    for rows, speed in ROW_SPEEDS.items():
         lanes = min((n for n in (1, 2, 4, 8, 16, 32) if n * rows >= tokens), default=None)
         if lanes is not None:
             choices.append((tokens / (rows * lanes) * speed, rows, lanes))
     _, rows, lanes = max(choices)
-    return Lanes(rows, lanes, 8)
+    fitting = (Lanes(rows, lanes, warps) for warps in WARPS if warps <= MAX_WARPS[rows])
+    return next((x for x in fitting if memory_sizes(network, x).shared_bytes <= shared_memory), None)
 
 
 def expected_shapes(network: Network) -> dict[str, tuple[int, ...]]:
@@ -285,8 +297,56 @@ WEIGHT_CONSTANTS = {  # AT_... in the source: the weight's name in the agent
 }
 
 
+@dataclass(frozen=True)
+class MemorySizes:
+    """Memory of the kernels; see `cuda/layout.cuh`, which has the same sums and checks these.
+
+    Attributes:
+        shared_bytes: shared memory of a block.
+        scratch_floats: scratch in device memory of a warp.
+        sums: numbers that a block adds up in device memory.
+    """
+
+    shared_bytes: int
+    scratch_floats: int
+    sums: int
+
+
+def memory_sizes(network: Network, lanes: Lanes) -> MemorySizes:
+    """Return the memory that the kernels need."""
+    width, hidden, tokens, units = network.embed_dim, network.feedforward_dim, network.encoder_tokens, HIDDEN_UNITS
+    pad, table = _up(width, 4), network.numbers + max(network.num_roles, 1)
+    layer = (4 * width + 2 * hidden + 5) * pad + _up(hidden, 4)
+    pooling = {"AdaPool": 4 * width * pad, "ClsToken": pad}.get(network.pool, 0)
+    heads = sum((width + units + n) * _row_step(units) + 2 * units + _up(n, 4) for n in (network.num_parameters, 1))
+    weights = network.num_layers * layer + pooling + table * pad + (2 * pad if network.query_vector else 0) + heads + 4
+    rows, head_samples = 32 * lanes.rows, min(lanes.samples, 4)
+    keys = lanes.samples * (tokens * _row_step(3 * pad + (network.padding is not None)) + 4)
+    queries = lanes.samples * (tokens * _row_step(5 * pad) + 4)
+    products = rows * (2 * _row_step(8) + _row_step(16)) + 4
+    head = lanes.samples * 2 * pad + head_samples * (3 * units + 2 * network.num_parameters)
+    warp = max(keys, queries, products, _up(head, 4)) + network.num_layers * lanes.samples * 2 * pad
+    warp += network.num_layers * 32 if network.dropout else 0
+    part = num_weights(network) + len(PARTS)
+    return MemorySizes(
+        shared_bytes=4 * (weights + lanes.warps * warp),
+        scratch_floats=(network.num_layers * 5 + 5) * rows * pad,
+        sums=_up(part + part % 2 + table * width, 32),
+    )
+
+
+def _up(n: int, step: int) -> int:
+    """Round up to a multiple."""
+    return -(-n // step) * step
+
+
+def _row_step(n: int) -> int:
+    return n + (12 - n % 8) % 8
+
+
 def constants(network: Network, lanes: Lanes, offsets: dict[str, int]) -> str:
     """Return the source's first lines: the sizes, and where weights lie (`weight_offsets`)."""
+    sizes = memory_sizes(network, lanes)
     integers = {
         "INPUTS": network.num_tokens,
         "FEATURES": network.numbers,
@@ -301,6 +361,9 @@ def constants(network: Network, lanes: Lanes, offsets: dict[str, int]) -> str:
         "ROWS": lanes.rows,
         "LANES": lanes.lanes,
         "WARPS": lanes.warps,
+        "PYTHON_SHARED_BYTES": sizes.shared_bytes,
+        "PYTHON_SCRATCH_FLOATS": sizes.scratch_floats,
+        "PYTHON_SUMS": sizes.sums,
         "UNROLL_KEYS": 4,
         "UNROLL_QUERIES": 2,
         "WEIGHTS": num_weights(network),

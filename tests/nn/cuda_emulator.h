@@ -129,6 +129,7 @@ inline float tensor_float(int bits) {
 
 inline float* shared_memory() { return emulator::shared; }
 inline int thread_index() { return emulator::current; }
+inline int renewed(int x) { return x; }
 inline int warp_index() { return emulator::current / 32; }
 inline int block_index() { return emulator::block_x; }
 inline int block_index_y() { return emulator::block_y; }

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Lanes, Network, num_weights, source
+from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Lanes, Network, memory_sizes, num_weights, source
 
 HERE = Path(__file__).parent
 BLOCKS, GUARD = 3, 64  # of each run; floats around each result, which must stay as they were
@@ -20,7 +20,6 @@ template <typename T> T* arg(int i) { return static_cast<T*>(const_cast<void*>(g
 using F = float;
 using Long = const long long;
 }  // namespace
-extern "C" int sizes(int i) { return i == 0 ? SUMS : i == 1 ? SCRATCH_FLOATS : SHARED_BYTES; }
 extern "C" int run_gradient(const void** p, int runs, int count, int blocks) {
     memcpy(given, p, sizeof given), count_ = count, blocks_ = blocks;
     const int error = emulator::launch(runs * blocks, 1, WARPS * 32, SHARED_BYTES, [] {
@@ -55,9 +54,9 @@ class Emulated:
     def gradient(self, weights, samples, keys, coefficients):
         """Return the gradients (S, P) and the parts of the loss (S, 5)."""
         runs, count = samples[0].shape[:2]
-        sums, scratch = self.library.sizes(0), self.library.sizes(1)
+        sizes = memory_sizes(self.network, self.lanes)
         blocks = runs * BLOCKS
-        out = [Guarded(n) for n in (blocks * self.lanes.warps * scratch, blocks * sums)]
+        out = [Guarded(n) for n in (blocks * self.lanes.warps * sizes.scratch_floats, blocks * sizes.sums)]
         out += [Guarded(runs, num_weights(self.network)), Guarded(runs, len(PARTS))]
         given = [weights, *samples, keys, coefficients]
         assert coefficients.shape[1] == len(COEFFICIENTS) and all(x.is_contiguous() for x in given)

@@ -447,6 +447,7 @@ DEVICE void feedforward(const Lane& at, const float* weights, int layer, const D
 DEVICE void feedforward_backward(
     const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, Rows& dx) {
     float* layer_sums = sums + layer * LAYER_STEP;
+    save(at, LAYERS, SAVED_CHANGE, dx);  // registers have no room for it
     Rows n, dn, change;
     load_saved(at, layer, SAVED_MIDDLE, n);
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, n, n);
@@ -492,6 +493,7 @@ DEVICE void feedforward_backward(
     }
     Rows x;
     load_saved(at, layer, SAVED_MIDDLE, x);
+    load_saved(at, LAYERS, SAVED_CHANGE, dx);
     layer_norm_backward(at, weights + LayerAt::NORM_FEEDFORWARD, layer_sums + AT_NORM_FEEDFORWARD_WEIGHT,
                         layer_sums + AT_NORM_FEEDFORWARD_BIAS, x, dn, dx);
 }

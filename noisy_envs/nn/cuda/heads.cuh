@@ -37,6 +37,7 @@ DEVICE float dot_units(const float* x, const float* y) {
 template <int OUTPUTS>
 DEVICE void head(const float* weights, const HeadMemory& memory, const float* pooled, int lane, Units& units) {
     using W = HeadAt<OUTPUTS>;
+    lane = renewed(lane);
     EACH(t, HEAD_SAMPLES) units.first[t] = weights[W::FIRST_BIAS + lane];
     EACH(i, WIDTH) {
         const float w = weights[W::FIRST + i * UNIT_STEP + lane];
@@ -79,6 +80,7 @@ template <int OUTPUTS>
 DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
                           const Units& units, const HeadSums& sums) {
     using W = HeadAt<OUTPUTS>;
+    lane = renewed(lane);
     float d[HEAD_SAMPLES] = {}, z[HEAD_SAMPLES], bias = 0.0f;
     EACH(o, OUTPUTS) {
         const float w = weights[W::THIRD + o * UNIT_STEP + lane];

@@ -5,7 +5,7 @@
 //   WIDTH of an embedding (also the number of heads), LAYERS, HIDDEN units of a feed-forward network,
 //   POOL, QUERY_INDEX, QUERY_VECTOR, PADDED, PADDING_FEATURE, PADDING,
 //   CONTINUOUS, ACTIONS, LOG_STD_MIN, LOG_STD_MAX, TANH, DUAL_CLIP, DROPOUT, SCORE_SCALE,
-//   ROWS tokens of a lane, LANES of a sample, WARPS of a block,
+//   ROWS tokens of a lane, LANES of a sample, WARPS of a block, PYTHON_... sizes of memories,
 //   AT_... where a weight begins in a run's flat vector of WEIGHTS numbers, LAYER_STEP from layer to layer.
 // The names of sizes below are used in all files.
 
@@ -107,16 +107,19 @@ struct WarpAt {
 
 constexpr int SHARED_BYTES = 4 * (At::WARP + WARPS * WarpAt::SIZE);
 
-// ---- scratch in device memory: what a warp's backward pass needs of each layer, and of the pooling head as if it were
-// one more, (WARP_ROWS, PAD) each
+// ---- scratch in device memory: what a warp's backward pass needs of each layer, and what is saved once, as if of one
+// layer more, (WARP_ROWS, PAD) each
 enum Saved { SAVED_INPUT, SAVED_MIXED, SAVED_INVERSE, SAVED_COVARIANCE, SAVED_MIDDLE, SAVED_TENSORS };
-enum SavedByPool { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT };
-constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + 4) * WARP_ROWS * PAD;  // of a warp
+enum SavedOnce { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT, SAVED_CHANGE, SAVED_ONCE };
+constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + SAVED_ONCE) * WARP_ROWS * PAD;  // of a warp
 
 // ---- sums of a block in device memory: gradients of a run's weights, the loss's parts, gradient of the embedding table
 enum Part { POLICY_LOSS, VALUE_LOSS, ENTROPY, KL, CLIPPED, PARTS };
 constexpr int PARTS_AT = WEIGHTS;
 constexpr int TABLE_AT = PARTS_AT + PARTS + (PARTS_AT + PARTS) % 2;
 constexpr int SUMS = 32 * ceil_div(TABLE_AT + TABLE_ROWS * WIDTH, 32);
+
+static_assert(SHARED_BYTES == PYTHON_SHARED_BYTES && SCRATCH_FLOATS == PYTHON_SCRATCH_FLOATS && SUMS == PYTHON_SUMS,
+              "`memory_sizes` in fused_source.py agrees with this file");
 
 enum Coefficient { CLIP, ENTROPY_WEIGHT, VALUE_WEIGHT, KL_WEIGHT, DROPOUT_RATE, DUAL, COEFFICIENTS };

@@ -248,6 +248,7 @@ template <int A, int B, int A_STEP, int B_STEP, bool EVEN> struct Target {
 template <class First, class Second>
 DEVICE void add_products(First first, Second second, const float* pairs, const float* b_first, const float* b_second,
                          int lane, float* a_sums = nullptr, int a_count = 0) {
+    lane = renewed(lane);
     const int i = lane / 4, j = 2 * (lane % 4);  // of this lane's numbers in fragments
     const bool same = b_first == b_second;
     float large[2][4] = {}, small[2][4] = {}, column = 0.0f;  // two chains of sums for each product
