@@ -1,6 +1,8 @@
 """Dropout by a hash: which numbers are kept follows from two words, so that a kernel need not read a mask.
 
-`noisy_envs/nn/cuda/encoder.cuh` computes the same bits. `L` layers, `M` samples, `T` tokens with a class token, `H` width.
+`noisy_envs/nn/cuda/encoder.cuh` computes the same bits.
+
+Shapes: L layers, M samples, T tokens with a class token, H width of an embedding.
 """
 
 from __future__ import annotations

@@ -67,8 +67,14 @@ class _Kernels:
     """What both kinds of kernels share: the program, and how the work is divided."""
 
     def __init__(
-        self, network: Network, offsets: dict[str, int], shape: tuple[int, int], device: torch.device, lanes: Lanes | None
+        self,
+        network: Network,
+        offsets: dict[str, int],
+        shape: tuple[int, int],
+        device: torch.device,
+        lanes: Lanes | None,
     ) -> None:
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.network, self.device = network, device
         chosen = lanes or choose_lanes(network, shared_memory(device))
         if chosen is None:

@@ -73,11 +73,11 @@ def make_agents(case):
         generator = torch.Generator().manual_seed(100 * case.seed + run)
         with torch.no_grad():
             for name, weight in agent.named_parameters():
-                weight += 0.2 * torch.randn(weight.shape, generator=generator)
+                weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.2)
                 if "query_key_value" in name:
                     weight[: 2 * case.width] *= case.sharpness
                 elif name in ("pool.query.weight", "pool.key.weight"):
-                    weight *= case.sharpness
+                    weight.mul_(case.sharpness)
         agents.append(agent.eval())
     return module, args, agents
 
@@ -94,7 +94,7 @@ def WithVectors(kind):
             extend, self.pool.extend = self.pool.extend, lambda x, mask: (x, mask)
             x, mask = super().embed(tokens)
             self.pool.extend = extend
-            x = x + self.query_vector[(torch.arange(x.shape[1]) != self.spec.query_index).long()]
+            x = x + self.query_vector[(torch.arange(x.shape[1], device=x.device) != self.spec.query_index).long()]
             return extend(x, mask)
 
     return Agent
@@ -230,10 +230,10 @@ def evaluate(problem, agent, batch, keep, run):
 def worst(found, own):
     """Return the name of the result whose error is the largest part of what is allowed, and that part.
 
-    Allowed are 1e-5, or three times torch's own error in float32: sharp attention and narrow layer normalisation lose
+    Allowed are 1e-5, or five times torch's own error in float32: sharp attention and narrow layer normalisation lose
     many digits, whoever computes them.
     """
-    parts = {name: error / max(1e-5, 3 * own[name]) for name, error in found.items()}
+    parts = {name: error / max(1e-5, 5 * own[name]) for name, error in found.items()}
     name = max(parts, key=parts.get)
     return name, parts[name]
 
