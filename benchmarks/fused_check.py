@@ -275,7 +275,7 @@ def main() -> None:
     major, minor = torch.cuda.get_device_capability(DEVICE)
     architecture = f"sm_{major}{minor}"
     print(f"{torch.cuda.get_device_name(DEVICE)}, torch {torch.__version__}")
-    print(f"shared memory of a block: {fused.shared_memory(DEVICE)} bytes", flush=True)
+    print(f"shared memory of a block: {cuda_program.device_limits(DEVICE).shared_memory} bytes", flush=True)
     if args.sanitize:
         sanitize()
         return

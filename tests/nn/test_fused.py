@@ -27,19 +27,34 @@ CASES = {
 ON_GPU = torch.cuda.is_available() and cuda_program.missing() is None
 
 
-def check(case, folder):
-    """Compare loss, gradient and policy of a case, on a GPU if there is one."""
-    problem = make_problem(case)
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    """Return the device that computes: a GPU, or an emulated one, whose writes are checked in the end."""
     if ON_GPU:
-        problem = problem.to("cuda:0")
-        given = problem.network, problem.offsets, (case.runs, case.samples), torch.device("cuda:0")
-        gradient, policy = fused.FusedGradient(*given), fused.FusedPolicy(*given)
+        yield torch.device("cuda:0")
     elif shutil.which("g++"):
-        lanes = dataclasses.replace(choose_lanes(problem.network), warps=2)
-        kernels = emulate(problem.network, lanes, problem.offsets, folder)
-        gradient, policy = kernels.gradient, kernels.forward
+        check_guards = emulate(monkeypatch, tmp_path)
+        yield torch.device("cpu")
+        check_guards()
     else:
         pytest.skip("needs g++, which compiles the emulated kernels, or a GPU")
+
+
+def kernels_of(problem, device):
+    """Return a problem's gradient and policy."""
+    lanes = None if device.type == "cuda" else dataclasses.replace(choose_lanes(problem.network), warps=2)
+    given = problem.network, problem.offsets, tuple(problem.samples.target.shape), device, lanes
+    gradient = fused.FusedGradient(*given)
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":  # the same source needs no second compilation
+            patch.setattr(fused.cuda_program, "load", lambda *_: gradient._kernels.program)
+        return gradient, fused.FusedPolicy(*given)
+
+
+def check(case, device):
+    """Compare loss, gradient and policy of a case."""
+    problem = make_problem(case).to(device)
+    gradient, policy = kernels_of(problem, device)
     grads, parts = gradient(problem.weights, problem.samples, problem.keys, problem.coefficients)
     found, own = errors(problem, grads, parts, *policy(problem.weights, problem.samples.tokens))
     name, part = worst(found, own)
@@ -47,11 +62,11 @@ def check(case, folder):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_loss_and_gradient_are_those_of_autograd(case, tmp_path):
-    check(case, tmp_path)
+def test_loss_and_gradient_are_those_of_autograd(case, device):
+    check(case, device)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
-def test_random_networks(seed, tmp_path):
-    check(random_case(seed), tmp_path)
+def test_random_networks(seed, device):
+    check(random_case(seed), device)
