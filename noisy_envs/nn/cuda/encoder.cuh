@@ -105,7 +105,7 @@ DEVICE void embed_backward(Lane& at, const float* weights, const float* observat
     sync_warp();
     using First = Target<min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
     using Second = Target<TABLE_ROWS - min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
-    add_products(First{sums + TABLE_AT}, Second{sums + TABLE_AT + 8 * WIDTH}, pairs, rows, rows, at.lane);
+    add_products<ROWS>(First{sums + TABLE_AT}, Second{sums + TABLE_AT + 8 * WIDTH}, pairs, rows, rows, at.lane);
     sync_warp();
 }
 
@@ -348,11 +348,11 @@ DEVICE void attention_backward(const Lane& at, const float* weights, int layer, 
         store_rows(at, mixed_rows, x);
         store_pairs(at, dq, dk);
         sync_warp();
-        add_products(query, key, pairs, input_rows, input_rows, at.lane);
+        add_products<ROWS>(query, key, pairs, input_rows, input_rows, at.lane);
         sync_warp();
         store_pairs(at, dv, dx);
         sync_warp();
-        add_products(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
+        add_products<ROWS>(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
         sync_warp();
         set_zero(dn);
         EACH(c, WIDTH) {
@@ -397,11 +397,11 @@ DEVICE const Dropout& load_dropout(float* shared, const long long* keys, float r
 }
 
 // Draws which numbers of a lane's tokens are kept, as bits r * WIDTH + c; see `noisy_envs.nn.dropout_hash`.
-DEVICE unsigned draw_kept(const Lane& at, const Dropout& dropout, int sample, int layer) {
-    static_assert(ROWS * WIDTH <= 32, "one bit for each number");
+template <int R> DEVICE unsigned draw_kept(const Lane& at, const Dropout& dropout, int sample, int layer) {
+    static_assert(R * WIDTH <= 32, "one bit for each number");
     constexpr int WORDS = ceil_div(WIDTH, 2);
     unsigned kept = 0;
-    EACH(r, ROWS) EACH(i, WORDS) {
+    EACH(r, R) EACH(i, WORDS) {
         const unsigned index = ((unsigned(sample) * LAYERS + layer) * TOKENS + at.token(r)) * WORDS + i;
         const unsigned word = mix(mix(dropout.key0 + index * 0x1E3779B9u) ^ dropout.key1);
         kept |= unsigned((word & 0xffffu) >= dropout.threshold) << (r * WIDTH + 2 * i);
@@ -419,49 +419,52 @@ DEVICE float kept_factor(unsigned kept, int r, int c, const Dropout& dropout) {
 }
 
 // ---- feed-forward network
-// Adds the feed-forward network's output to x; `sample` of the run is used by dropout.
-template <bool TRAIN>
-DEVICE void feedforward(const Lane& at, const float* weights, int layer, const Dropout& dropout, int sample, Rows& x) {
+// Adds the feed-forward network's output to x, the first R tokens of each lane; dropout depends on the `sample` of the
+// run.
+template <bool TRAIN, int R>
+DEVICE void feedforward(
+    const Lane& at, const float* weights, int layer, const Dropout& dropout, int sample, RowsOf<R>& x) {
     if constexpr (TRAIN) save(at, layer, SAVED_MIDDLE, x);
     constexpr bool DROPS = TRAIN && DROPOUT;
-    Rows n, change;
+    RowsOf<R> n, change;
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, x, n);
     const Padded bias = load_vector(weights + LayerAt::SECOND_BIAS);
-    EACH(r, ROWS) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
+    EACH(r, R) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
 #pragma unroll 4
     for (int unit = 0; unit < HIDDEN; unit++) {
         const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                      second = load_vector(weights + LayerAt::SECOND + unit * PAD);
         const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
-        EACH(r, ROWS) add_scaled(change[r], gelu(dot(n[r], first.v, first_bias)), second.v);
+        EACH(r, R) add_scaled(change[r], gelu(dot(n[r], first.v, first_bias)), second.v);
     }
     unsigned kept = 0;
     if constexpr (DROPS) {
-        kept = draw_kept(at, dropout, sample, layer);
+        kept = draw_kept<R>(at, dropout, sample, layer);
         *kept_bits(at, layer) = kept;
     }
-    EACH(r, ROWS) EACH(c, WIDTH)
+    EACH(r, R) EACH(c, WIDTH)
     x[r][c] = DROPS ? fmaf(change[r][c], kept_factor(kept, r, c, dropout), x[r][c]) : change[r][c];
 }
 
 // Turns dx from the gradient of the layer's output into that of its middle.
+template <int R>
 DEVICE void feedforward_backward(
-    const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, Rows& dx) {
+    const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, RowsOf<R>& dx) {
     float* layer_sums = sums + layer * LAYER_STEP;
     save(at, LAYERS, SAVED_CHANGE, dx);  // registers have no room for it
-    Rows n, dn, change;
+    RowsOf<R> n, dn, change;
     load_saved(at, layer, SAVED_MIDDLE, n);
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, n, n);
     set_zero(dn);
     const unsigned kept = DROPOUT ? *kept_bits(at, layer) : 0;
-    EACH(r, ROWS) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
+    EACH(r, R) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
     float* input_rows = at.shared + WarpAt::B_FIRST;
     float* change_rows = at.shared + WarpAt::B_SECOND;
     float* pairs = at.shared + WarpAt::PAIRS;  // of hidden units: gradients of their inputs, and their outputs
     store_rows(at, input_rows, n);
     store_rows(at, change_rows, change);
     Vector bias_grad = {};
-    EACH(r, ROWS) add_scaled(bias_grad, 1.0f, change[r]);
+    EACH(r, R) add_scaled(bias_grad, 1.0f, change[r]);
     add_totals(layer_sums + AT_SECOND_BIAS, bias_grad, at.lane);
     constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0 && AT_FIRST % 2 == 0;
     constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
@@ -469,19 +472,19 @@ DEVICE void feedforward_backward(
     for (int chunk = 0; chunk < HIDDEN; chunk += CHUNK) {
 #pragma unroll
         for (int i = 0; i < CHUNK; i += TOGETHER) {
-            float active[ROWS][TOGETHER], slope[ROWS][TOGETHER];
+            float active[R][TOGETHER], slope[R][TOGETHER];
             EACH(k, TOGETHER) {
                 const int unit = chunk + i + k;
                 const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                              second = load_vector(weights + LayerAt::SECOND + unit * PAD);
                 const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
-                EACH(r, ROWS) {
+                EACH(r, R) {
                     active[r][k] = gelu(dot(n[r], first.v, first_bias), slope[r][k]);
                     slope[r][k] *= dot(change[r], second.v, 0.0f);
                     add_scaled(dn[r], slope[r][k], first.v);
                 }
             }
-            EACH(r, ROWS) {
+            EACH(r, R) {
                 store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
                 store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
             }
@@ -489,10 +492,10 @@ DEVICE void feedforward_backward(
         sync_warp();
         const Target<CHUNK, WIDTH, WIDTH, 1, EVEN> first = {layer_sums + AT_FIRST + chunk * WIDTH};
         const Target<CHUNK, WIDTH, 1, HIDDEN, false> second = {layer_sums + AT_SECOND + chunk};
-        add_products(first, second, pairs, input_rows, change_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
+        add_products<R>(first, second, pairs, input_rows, change_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
         sync_warp();
     }
-    Rows x;
+    RowsOf<R> x;
     load_saved(at, layer, SAVED_MIDDLE, x);
     load_saved(at, LAYERS, SAVED_CHANGE, dx);
     layer_norm_backward(at, weights + LayerAt::NORM_FEEDFORWARD, layer_sums + AT_NORM_FEEDFORWARD_WEIGHT,

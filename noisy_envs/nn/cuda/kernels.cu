@@ -112,7 +112,7 @@ DEVICE Lane place(float* shared, float* scratch) {
 template <bool TRAIN>
 DEVICE void encode(const Lane& at, const float* weights, const Dropout& dropout, int sample, int visited, Rows& x) {
 #pragma unroll 1
-    for (int layer = 0; layer < LAYERS; layer++) {
+    for (int layer = 0; layer < ENCODED; layer++) {
         const float* w = weights + At::LAYER + layer * LayerAt::SIZE;
         attention<TRAIN>(at, w, layer, visited, x);
         feedforward<TRAIN>(at, w, layer, dropout, sample, x);
@@ -122,7 +122,7 @@ DEVICE void encode(const Lane& at, const float* weights, const Dropout& dropout,
 DEVICE void encode_backward(
     const Lane& at, const float* weights, const Dropout& dropout, int visited, float* sums, Rows& dx) {
 #pragma unroll 1
-    for (int layer = LAYERS - 1; layer >= 0; layer--) {
+    for (int layer = ENCODED - 1; layer >= 0; layer--) {
         const float* w = weights + At::LAYER + layer * LayerAt::SIZE;
         feedforward_backward(at, w, layer, dropout, sums, dx);
         attention_backward(at, w, layer, visited, sums, dx);
@@ -164,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
         {
             Pooled pooled;
             Vector change;
-            pool<true>(at, shared, x, pooled);
+            pool<true>(at, shared, dropout, sample, x, pooled);
             learn(at, shared, samples, begin, pooled.value, sums, change);
-            pool_backward(at, shared, pooled, change, sums, dx);
+            pool_backward(at, shared, dropout, pooled, change, sums, dx);
         }
         encode_backward(at, shared, dropout, visited, sums, dx);
         embed_backward(at, shared, observation, dx, sums);
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
         embed(at, shared, tokens + size_t(sample) * (INPUTS * TOKEN_SIZE), x);
         encode<false>(at, shared, Dropout(), sample, last_token(at), x);
         Pooled pooled;
-        pool<false>(at, shared, x, pooled);
+        pool<false>(at, shared, Dropout(), sample, x, pooled);
         act(at, shared, begin, count, pooled.value, parameters, values);
     }
 }
