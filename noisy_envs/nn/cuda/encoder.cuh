@@ -27,14 +27,14 @@ struct Tokens {
     int role[ROWS];
 };
 
-DEVICE Tokens load_tokens(Lane& at, const float* observation) {
+DEVICE Tokens load_tokens(Lane& at, const float* tokens, size_t sample) {
     Tokens result;
     EACH(r, ROWS) {
         EACH(i, FEATURES) result.features[r][i] = 0.0f;
         result.role[r] = 0;
         at.key[r] = at.exists(r);
         if (at.is_input(r)) {
-            const float* token = observation + (at.token(r) - CLASS_TOKENS) * TOKEN_SIZE;
+            const float* token = tokens + (sample * INPUTS + at.token(r) - CLASS_TOKENS) * TOKEN_SIZE;
             at.key[r] = load_token(token, result.features[r], result.role[r]);
         }
     }
@@ -53,8 +53,8 @@ DEVICE void project(const float* weights, const Tokens& tokens, Rows& z) {
     }
 }
 
-DEVICE void embed(Lane& at, const float* weights, const float* observation, Rows& x) {
-    const Tokens tokens = load_tokens(at, observation);
+DEVICE void embed(Lane& at, const float* weights, const float* observations, size_t sample, Rows& x) {
+    const Tokens tokens = load_tokens(at, observations, sample);
     project(weights, tokens, x);
     EACH(r, ROWS) EACH(c, WIDTH) x[r][c] = gelu(x[r][c]);
     if constexpr (QUERY_VECTOR) {
@@ -70,7 +70,8 @@ DEVICE void embed(Lane& at, const float* weights, const float* observation, Rows
 }
 
 // Adds up the gradients of what `embed` uses; dx is that of its result.
-DEVICE void embed_backward(Lane& at, const float* weights, const float* observation, const Rows& dx, float* sums) {
+DEVICE void embed_backward(
+    Lane& at, const float* weights, const float* observations, size_t sample, const Rows& dx, float* sums) {
     if constexpr (POOL == CLS_TOKEN) {
         Vector d;
         EACH(c, WIDTH) d[c] = at.token(0) == 0 ? dx[0][c] : 0.0f;
@@ -85,7 +86,7 @@ DEVICE void embed_backward(Lane& at, const float* weights, const float* observat
         }
         add_totals(sums + AT_QUERY_VECTOR, d, at.lane);
     }
-    const Tokens tokens = load_tokens(at, observation);
+    const Tokens tokens = load_tokens(at, observations, sample);
     Rows z;
     project(weights, tokens, z);
     float* pairs = at.shared + WarpAt::PAIRS;  // features, then a 1 at the role

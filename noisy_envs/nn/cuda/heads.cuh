@@ -142,17 +142,17 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
 }
 
 // ---- the loss
-// The samples of all runs, (runs M, ...), and the coefficients of a run. Pointers are those that the kernel was given, so
-// that they need no registers.
+// The samples of all runs, (runs M, ...). Pointers are those that the kernel was given, so that they need no registers.
 struct Samples {
     const void* action;  // float (runs M, ACTIONS), or int64 (runs M,)
     const float* parameters;
     const float* log_prob;
     const float* advantage;
     const float* target;
-    const float* coefficients;  // (COEFFICIENTS,)
-    size_t begin;               // of the run
-    int count;                  // M
+    int run;
+    int count;  // M
+
+    DEVICE size_t index(int sample) const { return size_t(run) * count + sample; }
 };
 
 // Gradients of a log probability, an entropy and a divergence KL(old || new) with respect to the parameters.
@@ -213,8 +213,8 @@ DEVICE void categorical(const float* raw, const float* old, int action, Evaluati
 }
 
 // The actor's loss of one sample: adds its parts to sums, and stores the gradient of the parameters `raw`.
-DEVICE void actor_loss(const Samples& samples, size_t sample, const float* raw, float* change, float* parts) {
-    const float* coefficients = samples.coefficients;
+DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coefficients, const float* raw, float* change,
+                       float* parts) {
     const float weight = 1.0f / samples.count;
     const float* old = samples.parameters + sample * PARAMETERS;
     Evaluation now;
@@ -245,9 +245,10 @@ DEVICE void actor_loss(const Samples& samples, size_t sample, const float* raw, 
 }
 
 // The critic's loss of one sample, the same.
-DEVICE void critic_loss(const Samples& samples, size_t sample, float value, float* change, float* parts) {
+DEVICE void critic_loss(const Samples& samples, size_t sample, const float* coefficients, float value, float* change,
+                        float* parts) {
     const float weight = 1.0f / samples.count, difference = value - samples.target[sample];
-    *change = weight * samples.coefficients[VALUE_WEIGHT] * 2.0f * difference;
+    *change = weight * coefficients[VALUE_WEIGHT] * 2.0f * difference;
     add(parts + VALUE_LOSS, difference * difference * weight);
 }
 
@@ -267,6 +268,7 @@ DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
 DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, const Vector& pooled,
                   float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);
+    const float* coefficients = weights + At::COEFFICIENTS_AT;
     const HeadSums actor = {sums + AT_ACTOR_FIRST, sums + AT_ACTOR_FIRST_BIAS, sums + AT_ACTOR_SECOND,
                             sums + AT_ACTOR_SECOND_BIAS, sums + AT_ACTOR_THIRD, sums + AT_ACTOR_THIRD_BIAS};
     const HeadSums critic = {sums + AT_CRITIC_FIRST, sums + AT_CRITIC_FIRST_BIAS, sums + AT_CRITIC_SECOND,
@@ -282,14 +284,16 @@ DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, 
         if (mine) EACH(i, PARAMETERS) memory.out_change[at.lane * PARAMETERS + i] = 0.0f;
         if (counts) {
             const int i = at.lane * PARAMETERS;
-            actor_loss(samples, samples.begin + sample, memory.out + i, memory.out_change + i, sums + PARTS_AT);
+            actor_loss(samples, samples.index(sample), coefficients, memory.out + i, memory.out_change + i,
+                       sums + PARTS_AT);
         }
         sync_warp();
         head_backward<PARAMETERS>(weights + At::ACTOR, memory, x, dx, at.lane, units, actor);
         head<1>(weights + At::CRITIC, memory, x, at.lane, units);
         if (mine) memory.out_change[at.lane] = 0.0f;
         if (counts)
-            critic_loss(samples, samples.begin + sample, memory.out[at.lane], memory.out_change + at.lane, sums + PARTS_AT);
+            critic_loss(samples, samples.index(sample), coefficients, memory.out[at.lane], memory.out_change + at.lane,
+                        sums + PARTS_AT);
         sync_warp();
         head_backward<1>(weights + At::CRITIC, memory, x, dx, at.lane, units, critic);
     }
