@@ -172,17 +172,8 @@ DEVICE float* key_range_of(const Lane& at, int layer) {
     return at.shared + WarpAt::KEY_RANGE + (layer * SAMPLES + at.sample) * 2 * PAD;
 }
 
-// Adds attention's output to x. For the backward pass it saves what `attention_backward` reads.
-template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights, int layer, int visited, Rows& x) {
-    if constexpr (TRAIN) save(at, layer, SAVED_INPUT, x);
-    Rows q, k, v;
-    {
-        Rows n;
-        layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
-        project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
-    }
-    float* key_range = key_range_of(at, layer);
-    center_keys(at, key_range, k);
+// Stores a lane's keys and values, and their products for the covariance. Padding has the weight 2^0 times 0.
+template <bool TRAIN> DEVICE void store_keys(const Lane& at, const Rows& k, const Rows& v) {
     float* keys = at.shared + at.sample * KEY_SAMPLE;
     EACH(r, ROWS) if (at.stored(r)) {
         float* row = keys + at.token(r) * KEY_STEP;
@@ -197,9 +188,17 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         if constexpr (TRAIN) store_groups(row + 2 * PAD, product);
         if constexpr (PADDED) row[3 * PAD] = at.key[r] ? 1.0f : 0.0f;
     }
-    sync_warp();
-    const Padded half = load_vector(key_range + PAD);
-    Rows mixed, inverse, covariance;
+}
+
+// Attention of a lane's queries, as mixtures of values, and what its gradient needs.
+struct Attended {
+    Rows mixed, inverse, covariance;  // the second is 1 / sum of weights 2^(q k - largest)
+};
+
+// Sums over keys.
+template <bool TRAIN>
+DEVICE void sum_keys(const Lane& at, int visited, const Rows& q, const Padded& half, Attended& out) {
+    const float* keys = at.shared + at.sample * KEY_SAMPLE;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float total[ROWS][GROUP] = {}, sum_v[ROWS][GROUP] = {}, sum_k[ROWS][GROUP] = {}, sum_kv[ROWS][GROUP] = {};
@@ -207,12 +206,12 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         EACH(r, ROWS) EACH(c, GROUP) largest[r][c] = fabsf(q[r][g * GROUP + c]) * half.v[g * GROUP + c];
 #pragma unroll UNROLL_KEYS
         for (int begin = 0; begin < visited; begin += KEYS) EACH(j, KEYS) {
-            const float* row = keys + (begin + j) * KEY_STEP + 4 * g;
+            const float* row = keys + (begin + j) * KEY_STEP;
             float kj[4], vj[4], kvj[4];
-            load_group(row, kj);
-            load_group(row + PAD, vj);
-            if constexpr (TRAIN) load_group(row + 2 * PAD, kvj);
-            const float one = PADDED ? keys[(begin + j) * KEY_STEP + 3 * PAD] : 1.0f;
+            load_group(row + 4 * g, kj);
+            load_group(row + PAD + 4 * g, vj);
+            if constexpr (TRAIN) load_group(row + 2 * PAD + 4 * g, kvj);
+            const float one = PADDED ? row[3 * PAD] : 1.0f;
             EACH(r, ROWS) EACH(c, GROUP) {
                 const float p = exp2_fast(fmaf(q[r][g * GROUP + c], kj[c], -largest[r][c]));
                 total[r][c] = PADDED ? fmaf(p, one, total[r][c]) : total[r][c] + p;
@@ -225,24 +224,40 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         }
         EACH(r, ROWS) EACH(c, GROUP) {
             const int head = g * GROUP + c;
-            inverse[r][head] = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
-            mixed[r][head] = sum_v[r][c] * inverse[r][head];
-            if constexpr (TRAIN) {
-                const float mean_k = sum_k[r][c] * inverse[r][head];
-                covariance[r][head] = fmaf(-mixed[r][head], mean_k, sum_kv[r][c] * inverse[r][head]);
-            }
+            const float inverse = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
+            out.inverse[r][head] = inverse;
+            out.mixed[r][head] = sum_v[r][c] * inverse;
+            if constexpr (TRAIN)
+                out.covariance[r][head] =
+                    fmaf(-out.mixed[r][head], sum_k[r][c] * inverse, sum_kv[r][c] * inverse);
         }
     }
-    sync_warp();
+}
+
+// Adds attention's output to x. For the backward pass it saves what `attention_backward` reads.
+template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights, int layer, int visited, Rows& x) {
+    if constexpr (TRAIN) save(at, layer, SAVED_INPUT, x);
+    Attended attended;
+    {
+        Rows q, k, v, n;
+        layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
+        project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
+        float* key_range = key_range_of(at, layer);
+        center_keys(at, key_range, k);
+        store_keys<TRAIN>(at, k, v);
+        sync_warp();
+        sum_keys<TRAIN>(at, visited, q, load_vector(key_range + PAD), attended);
+        sync_warp();
+    }
     if constexpr (TRAIN) {
-        save(at, layer, SAVED_MIXED, mixed);
-        save(at, layer, SAVED_INVERSE, inverse);
-        save(at, layer, SAVED_COVARIANCE, covariance);
+        save(at, layer, SAVED_MIXED, attended.mixed);
+        save(at, layer, SAVED_INVERSE, attended.inverse);
+        save(at, layer, SAVED_COVARIANCE, attended.covariance);
         load_saved(at, layer, SAVED_INPUT, x);  // again, rather than in registers beside the sums
     }
     EACH(c, WIDTH) {
         const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
-        EACH(r, ROWS) x[r][c] = dot(mixed[r], w.v, x[r][c]);
+        EACH(r, ROWS) x[r][c] = dot(attended.mixed[r], w.v, x[r][c]);
     }
 }
 
@@ -447,6 +462,34 @@ DEVICE void feedforward(
     x[r][c] = DROPS ? fmaf(change[r][c], kept_factor(kept, r, c, dropout), x[r][c]) : change[r][c];
 }
 
+// Computes CHUNK hidden units of each token again, and the gradients of their inputs, of which it stores pairs; adds that of
+// the normalised embeddings n to dn. `change` is the gradient of the network's output.
+template <int R>
+DEVICE void units_backward(const Lane& at, const float* weights, int chunk, const RowsOf<R>& n,
+                           const RowsOf<R>& change, RowsOf<R>& dn) {
+    float* pairs = at.shared + WarpAt::PAIRS;
+    constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += TOGETHER) {
+        float active[R][TOGETHER], slope[R][TOGETHER];
+        EACH(k, TOGETHER) {
+            const int unit = chunk + i + k;
+            const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
+                         second = load_vector(weights + LayerAt::SECOND + unit * PAD);
+            const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
+            EACH(r, R) {
+                active[r][k] = gelu(dot(n[r], first.v, first_bias), slope[r][k]);
+                slope[r][k] *= dot(change[r], second.v, 0.0f);
+                add_scaled(dn[r], slope[r][k], first.v);
+            }
+        }
+        EACH(r, R) {
+            store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
+            store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
+        }
+    }
+}
+
 // Turns dx from the gradient of the layer's output into that of its middle.
 template <int R>
 DEVICE void feedforward_backward(
@@ -461,39 +504,20 @@ DEVICE void feedforward_backward(
     EACH(r, R) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
     float* input_rows = at.shared + WarpAt::B_FIRST;
     float* change_rows = at.shared + WarpAt::B_SECOND;
-    float* pairs = at.shared + WarpAt::PAIRS;  // of hidden units: gradients of their inputs, and their outputs
     store_rows(at, input_rows, n);
     store_rows(at, change_rows, change);
     Vector bias_grad = {};
     EACH(r, R) add_scaled(bias_grad, 1.0f, change[r]);
     add_totals(layer_sums + AT_SECOND_BIAS, bias_grad, at.lane);
     constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0 && AT_FIRST % 2 == 0;
-    constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
 #pragma unroll 1
     for (int chunk = 0; chunk < HIDDEN; chunk += CHUNK) {
-#pragma unroll
-        for (int i = 0; i < CHUNK; i += TOGETHER) {
-            float active[R][TOGETHER], slope[R][TOGETHER];
-            EACH(k, TOGETHER) {
-                const int unit = chunk + i + k;
-                const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
-                             second = load_vector(weights + LayerAt::SECOND + unit * PAD);
-                const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
-                EACH(r, R) {
-                    active[r][k] = gelu(dot(n[r], first.v, first_bias), slope[r][k]);
-                    slope[r][k] *= dot(change[r], second.v, 0.0f);
-                    add_scaled(dn[r], slope[r][k], first.v);
-                }
-            }
-            EACH(r, R) {
-                store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
-                store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
-            }
-        }
+        units_backward(at, weights, chunk, n, change, dn);
         sync_warp();
         const Target<CHUNK, WIDTH, WIDTH, 1, EVEN> first = {layer_sums + AT_FIRST + chunk * WIDTH};
         const Target<CHUNK, WIDTH, 1, HIDDEN, false> second = {layer_sums + AT_SECOND + chunk};
-        add_products<R>(first, second, pairs, input_rows, change_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
+        add_products<R>(first, second, at.shared + WarpAt::PAIRS, input_rows, change_rows, at.lane,
+                        layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
         sync_warp();
     }
     RowsOf<R> x;

@@ -75,15 +75,26 @@ struct HeadSums {
     float *first, *first_bias, *second, *second_bias, *third, *third_bias;
 };
 
-// Adds up the gradients of the weights, and adds that of the pooled vectors to `change`, given that of the outputs.
+// The gradient of a hidden unit's input, in each sample.
+using Slopes = float[HEAD_SAMPLES];
+
+DEVICE void store_slopes(const HeadMemory& memory, int lane, const Slopes& slope, float* bias_sums) {
+    float bias = 0.0f;
+    EACH(t, HEAD_SAMPLES) {
+        bias += slope[t];
+        memory.slope[t * UNITS + lane] = slope[t];
+    }
+    add(bias_sums + lane, bias);
+    sync_warp();
+}
+
+// Computes the slopes of the second layer from the gradients of the outputs.
 template <int OUTPUTS>
-DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
-                          const Units& units, const HeadSums& sums) {
-    using W = HeadAt<OUTPUTS>;
-    lane = renewed(lane);
-    float d[HEAD_SAMPLES] = {}, z[HEAD_SAMPLES], bias = 0.0f;
+DEVICE void third_layer_backward(
+    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+    Slopes d = {};
     EACH(o, OUTPUTS) {
-        const float w = weights[W::THIRD + o * UNIT_STEP + lane];
+        const float w = weights[HeadAt<OUTPUTS>::THIRD + o * UNIT_STEP + lane];
         float grad = 0.0f;
         EACH(t, HEAD_SAMPLES) {
             const float dout = memory.out_change[t * OUTPUTS + o];
@@ -93,41 +104,40 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
         add(sums.third + o * UNITS + lane, grad);
     }
     if (lane < OUTPUTS) {
+        float bias = 0.0f;
         EACH(t, HEAD_SAMPLES) bias += memory.out_change[t * OUTPUTS + lane];
         add(sums.third_bias + lane, bias);
     }
-    bias = 0.0f;
-    EACH(t, HEAD_SAMPLES) {
-        z[t] = d[t] * units.second_slope[t];
-        bias += z[t];
-        memory.slope[t * UNITS + lane] = z[t];
-        d[t] = 0.0f;
-    }
-    add(sums.second_bias + lane, bias);
-    sync_warp();
+    EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.second_slope[t];
+}
+
+// Computes the slopes of the first layer from those of the second, which are in shared memory.
+template <int OUTPUTS>
+DEVICE void second_layer_backward(
+    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+    Slopes d = {};
 #pragma unroll 2
     for (int k = 0; k < UNITS; k += 4) {
         float grad[4] = {}, w[4];
-        EACH(i, 4) w[i] = weights[W::SECOND + (k + i) * UNIT_STEP + lane];
+        EACH(i, 4) w[i] = weights[HeadAt<OUTPUTS>::SECOND + (k + i) * UNIT_STEP + lane];
         EACH(t, HEAD_SAMPLES) {
-            const float4 f = *reinterpret_cast<const float4*>(memory.slope + t * UNITS + k);
-            const float slope[4] = {f.x, f.y, f.z, f.w};
+            float above[4];
+            load_group(memory.slope + t * UNITS + k, above);
             EACH(i, 4) {
-                d[t] = fmaf(w[i], slope[i], d[t]);
-                grad[i] = fmaf(slope[i], units.first[t], grad[i]);
+                d[t] = fmaf(w[i], above[i], d[t]);
+                grad[i] = fmaf(above[i], units.first[t], grad[i]);
             }
         }
         EACH(i, 4) add(sums.second + (k + i) * UNITS + lane, grad[i]);
     }
     sync_warp();
-    bias = 0.0f;
-    EACH(t, HEAD_SAMPLES) {
-        z[t] = d[t] * units.first_slope[t];
-        bias += z[t];
-        memory.slope[t * UNITS + lane] = z[t];
-    }
-    add(sums.first_bias + lane, bias);
-    sync_warp();
+    EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.first_slope[t];
+}
+
+// Adds the gradient of the pooled vectors to `change`, from the slopes of the first layer in shared memory.
+template <int OUTPUTS>
+DEVICE void first_layer_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change,
+                                 int lane, const HeadSums& sums) {
     EACH(r, WIDTH) {  // the matrix (UNITS, WIDTH), 32 neighbouring numbers at a time
         const int unit = unsigned(32 * r + lane) / WIDTH, i = unsigned(32 * r + lane) % WIDTH;
         float grad = 0.0f;
@@ -136,9 +146,23 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
     }
     for (int i = lane; i < HEAD_SAMPLES * WIDTH; i += 32) {
         const int t = i / WIDTH, c = i % WIDTH;
-        change[t * PAD + c] += dot_units(memory.slope + t * UNITS, weights + W::FIRST + c * UNIT_STEP);
+        change[t * PAD + c] +=
+            dot_units(memory.slope + t * UNITS, weights + HeadAt<OUTPUTS>::FIRST + c * UNIT_STEP);
     }
     sync_warp();
+}
+
+// Adds up the gradients of the weights, and adds that of the pooled vectors to `change`, given that of the outputs.
+template <int OUTPUTS>
+DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
+                          const Units& units, const HeadSums& sums) {
+    lane = renewed(lane);
+    Slopes slope;
+    third_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
+    store_slopes(memory, lane, slope, sums.second_bias);
+    second_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
+    store_slopes(memory, lane, slope, sums.first_bias);
+    first_layer_backward<OUTPUTS>(weights, memory, pooled, change, lane, sums);
 }
 
 // ---- the loss

@@ -59,8 +59,8 @@ DEVICE void attend_once(const Lane& at, const float* matrix, const Rows& n, Pool
     }
 }
 
-// Computes dn, the gradient of the embeddings n, which lie at B_FIRST, given d, that of attention's output. Adds up those of
-// its matrices, (3 WIDTH, WIDTH) and (WIDTH, WIDTH).
+// Computes dn, the gradient of the embeddings n, which lie at B_FIRST, given d, that of attention's output. Adds up those
+// of its matrices, (3 WIDTH, WIDTH) and (WIDTH, WIDTH).
 template <bool EVEN>
 DEVICE void attend_once_backward(const Lane& at, const float* matrix, const Pooled& pooled, const Vector& d,
                                  float* matrix_sums, float* output_sums, Rows& dn) {
