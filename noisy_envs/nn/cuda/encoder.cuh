@@ -2,8 +2,8 @@
 //
 // All heads are of width one: a query q, a key k and a value v are one number each. This allows two shortcuts.
 //
-// 1. The largest score of a query belongs to the largest or the smallest key. If keys are shifted by the middle of their
-//    range (softmax does not change), it is |q| times half the range: no pass over pairs for the maximum.
+// 1. The largest score of a query belongs to the largest or the smallest key. If keys are shifted by the middle of
+//    their range (softmax does not change), it is |q| times half the range: no pass over pairs for the maximum.
 // 2. The gradient of a query is do * scale * Cov(v, k), do being the gradient of its output and Cov the covariance of
 //    values and keys under its weights. The forward pass sums it beside the output, so the backward pass needs a single
 //    loop over pairs, for keys and values.
@@ -462,8 +462,8 @@ DEVICE void feedforward(
     x[r][c] = DROPS ? fmaf(change[r][c], kept_factor(kept, r, c, dropout), x[r][c]) : change[r][c];
 }
 
-// Computes CHUNK hidden units of each token again, and the gradients of their inputs, of which it stores pairs; adds that of
-// the normalised embeddings n to dn. `change` is the gradient of the network's output.
+// Computes CHUNK hidden units of each token again, and the gradients of their inputs, and stores pairs of both; adds the
+// gradient of the normalised embeddings n to dn. `change` is that of the network's output.
 template <int R>
 DEVICE void units_backward(const Lane& at, const float* weights, int chunk, const RowsOf<R>& n,
                            const RowsOf<R>& change, RowsOf<R>& dn) {

@@ -237,8 +237,8 @@ DEVICE void categorical(const float* raw, const float* old, int action, Evaluati
 }
 
 // The actor's loss of one sample: adds its parts to sums, and stores the gradient of the parameters `raw`.
-DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coefficients, const float* raw, float* change,
-                       float* parts) {
+DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coefficients, const float* raw,
+                       float* change, float* parts) {
     const float weight = 1.0f / samples.count;
     const float* old = samples.parameters + sample * PARAMETERS;
     Evaluation now;
@@ -287,8 +287,8 @@ DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
     return memory;
 }
 
-// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes the gradient
-// of the pooled vector.
+// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes that of the
+// pooled vector.
 DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, const Vector& pooled,
                   float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);

@@ -105,7 +105,8 @@ DEVICE Lane place(float* shared, float* scratch) {
     at.first = lane % LANES;
     at.sample = lane / LANES;
     at.shared = shared + At::WARP + warp * WarpAt::SIZE;
-    at.scratch = reinterpret_cast<float4*>(scratch) + size_t(block_index() * WARPS + warp) * (SCRATCH_FLOATS / 4) + lane;
+    const size_t warp_of_grid = block_index() * WARPS + warp;
+    at.scratch = reinterpret_cast<float4*>(scratch) + warp_of_grid * (SCRATCH_FLOATS / 4) + lane;
     return at;
 }
 

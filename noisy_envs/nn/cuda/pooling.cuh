@@ -19,8 +19,7 @@ DEVICE void token_of(const Lane& at, const Rows& x, int token, Vector& result) {
     EACH(c, WIDTH) result[c] = shuffle(x[token / LANES][c], lane);
 }
 
-// Adds the output of attention of POOL_TOKEN to `result`. `matrix` has the rows of queries, keys, values and output, of
-// embeddings n.
+// Adds the output of attention of POOL_TOKEN to `result`. `matrix` has the rows of queries, keys, values and output.
 template <bool TRAIN>
 DEVICE void attend_once(const Lane& at, const float* matrix, const Rows& n, Pooled& out, Vector& result) {
     Rows k, v, p;
@@ -59,8 +58,8 @@ DEVICE void attend_once(const Lane& at, const float* matrix, const Rows& n, Pool
     }
 }
 
-// Computes dn, the gradient of the embeddings n, which lie at B_FIRST, given d, that of attention's output. Adds up those
-// of its matrices, (3 WIDTH, WIDTH) and (WIDTH, WIDTH).
+// Computes dn, the gradient of the embeddings n, which lie at B_FIRST, given d, that of attention's output. Adds up
+// those of its matrices, (3 WIDTH, WIDTH) and (WIDTH, WIDTH).
 template <bool EVEN>
 DEVICE void attend_once_backward(const Lane& at, const float* matrix, const Pooled& pooled, const Vector& d,
                                  float* matrix_sums, float* output_sums, Rows& dn) {

@@ -101,9 +101,9 @@ template <int COUNT> DEVICE void add_scaled(float (&x)[WIDTH], float factor, con
     EACH(c, WIDTH) x[c] = fmaf(factor, y[c], x[c]);
 }
 
-// The normal distribution function: exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.276 |x|), of the form of Abramowitz and
-// Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9 (a sum of many errors of 1e-7 would exceed
-// float32's own). `density` is sqrt(2 pi) times the density.
+// The normal distribution function: exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.276 |x|), of the form of Abramowitz
+// and Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9: errors of 1e-7, as of theirs, add up to
+// more than float32's own. `density` is sqrt(2 pi) times the density.
 DEVICE float normal_cdf(float x, float& density) {
     const float t = reciprocal(fmaf(fabsf(x), 0.276f, 1.0f));
     density = exp2_fast(x * x * -0.72134752f);
@@ -175,8 +175,8 @@ template <int COUNT, int KEPT> DEVICE void halve_to(float (&x)[COUNT], int lane)
     if constexpr (KEPT > 1) halve_to<COUNT, KEPT / 2>(x, lane);
 }
 
-// Adds the warp's totals of COUNT numbers of each lane to sums in device memory. Lanes exchange halves of what they have
-// until each has one number.
+// Adds the warp's totals of COUNT numbers of each lane to sums in device memory. Lanes exchange halves of what they
+// have until each has one number.
 template <int COUNT> DEVICE void add_totals(float* sums, const float (&x)[COUNT], int lane) {
     constexpr int POWER = power_of_two(COUNT);
     static_assert(POWER <= 32, "each number ends in a lane of its own");
@@ -248,8 +248,8 @@ template <int A, int B, int A_STEP, int B_STEP, bool EVEN> struct Target {
 //
 // A row of `pairs` (32 R, PAIR_STEP) has up to 8 columns of a_1, then from column 8 on up to 8 of a_2, which fill a
 // fragment of the tensor cores. b_first and b_second (32 R, INPUT_STEP) may be the same. The sums of the columns of
-// a_1 are added to a_sums, unless it is null. The order of rows is free: a lane's two rows of a fragment are neighbours,
-// which lie in different banks.
+// a_1 are added to a_sums, unless it is null. The order of rows is free: a lane's two rows of a fragment are
+// neighbours, which lie in different banks.
 template <int R, class First, class Second>
 DEVICE void add_products(First first, Second second, const float* pairs, const float* b_first, const float* b_second,
                          int lane, float* a_sums = nullptr, int a_count = 0) {
