@@ -462,8 +462,8 @@ DEVICE void feedforward(
     x[r][c] = DROPS ? fmaf(change[r][c], kept_factor(kept, r, c, dropout), x[r][c]) : change[r][c];
 }
 
-// Computes CHUNK hidden units of each token again, and the gradients of their inputs, and stores pairs of both; adds the
-// gradient of the normalised embeddings n to dn. `change` is that of the network's output.
+// Computes CHUNK hidden units of each token again, and the gradients of their inputs, and stores pairs of both; adds
+// the gradient of the normalised embeddings n to dn. `change` is that of the network's output.
 template <int R>
 DEVICE void units_backward(const Lane& at, const float* weights, int chunk, const RowsOf<R>& n,
                            const RowsOf<R>& change, RowsOf<R>& dn) {

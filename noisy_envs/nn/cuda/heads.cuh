@@ -287,8 +287,8 @@ DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
     return memory;
 }
 
-// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes that of the
-// pooled vector.
+// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes that of
+// the pooled vector.
 DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, const Vector& pooled,
                   float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);

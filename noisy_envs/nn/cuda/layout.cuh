@@ -124,7 +124,7 @@ enum Saved { SAVED_INPUT, SAVED_MIXED, SAVED_INVERSE, SAVED_COVARIANCE, SAVED_MI
 enum SavedOnce { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT, SAVED_CHANGE, SAVED_ONCE };
 constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + SAVED_ONCE) * WARP_ROWS * PAD;  // of a warp
 
-// ---- sums of a block in device memory: gradients of a run's weights, parts of the loss, gradient of the embedding table
+// ---- sums of a block in device memory: gradients of a run's weights, parts of the loss, gradient of the table
 enum Part { POLICY_LOSS, VALUE_LOSS, ENTROPY, KL, CLIPPED, PARTS };
 constexpr int PARTS_AT = WEIGHTS;
 constexpr int TABLE_AT = PARTS_AT + PARTS + (PARTS_AT + PARTS) % 2;

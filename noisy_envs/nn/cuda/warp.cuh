@@ -102,8 +102,8 @@ template <int COUNT> DEVICE void add_scaled(float (&x)[WIDTH], float factor, con
 }
 
 // The normal distribution function: exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.276 |x|), of the form of Abramowitz
-// and Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9: errors of 1e-7, as of theirs, add up to
-// more than float32's own. `density` is sqrt(2 pi) times the density.
+// and Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9: errors of 1e-7, as of theirs, add up
+// to more than float32's own. `density` is sqrt(2 pi) times the density.
 DEVICE float normal_cdf(float x, float& density) {
     const float t = reciprocal(fmaf(fabsf(x), 0.276f, 1.0f));
     density = exp2_fast(x * x * -0.72134752f);
