@@ -102,6 +102,16 @@ def test_tensors_that_do_not_fit_are_named(device):
         policy(problem.weights, samples.tokens[:, :2])
 
 
+@pytest.mark.parametrize("continuous", [True, False])
+def test_a_run_that_has_diverged_shows_it(device, continuous):
+    problem = make_problem(Case(layers=1, samples=3, runs=2, continuous=continuous)).to(device)
+    gradient, _ = kernels_of(problem, device)
+    problem.weights[0] = torch.nan
+    grads, parts = gradient(problem.weights, problem.samples, problem.keys, problem.coefficients)
+    assert parts[0, :4].isnan().all() and grads[0].isnan().all()
+    assert parts[1].isfinite().all() and grads[1].isfinite().all()
+
+
 def test_weights_lie_in_the_order_of_named_parameters():
     problem = make_problem(Case(pool="ClsToken", layers=3))
     named = [(name, weight.shape) for name, weight in problem.agents[0].named_parameters()]

@@ -185,7 +185,9 @@ struct Evaluation {
     float log_prob_grad[PARAMETERS], entropy_grad[PARAMETERS], kl_grad[PARAMETERS];
 };
 
-DEVICE float clamp(float x, float low, float high) { return fminf(fmaxf(x, low), high); }
+// As in torch, NaN stays NaN: fminf and fmaxf would hide that a run has diverged.
+DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+DEVICE float smaller(float x, float y) { return x < y ? x : y; }
 
 // Independent normal distributions; see `noisy_envs.nn.distributions.Gaussian`.
 DEVICE void gaussian(const float* raw, const float* old, const float* action, Evaluation& result) {
@@ -249,7 +251,7 @@ DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coeff
     }
     const float advantage = samples.advantage[sample], ratio = expf(now.log_prob - samples.log_prob[sample]);
     const float clipped = clamp(ratio, 1.0f - coefficients[CLIP], 1.0f + coefficients[CLIP]);
-    float objective = fminf(advantage * ratio, advantage * clipped);
+    float objective = smaller(advantage * ratio, advantage * clipped);
     bool moves = clipped == ratio || advantage * ratio < advantage * clipped;  // whether it depends on the ratio
     if constexpr (DUAL_CLIP) {  // Ye et al. 2020: bounded below if the advantage is negative
         const float bound = coefficients[DUAL] * advantage;
@@ -259,9 +261,10 @@ DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coeff
         }
     }
     const float slope = moves ? -advantage * ratio : 0.0f;
-    EACH(i, PARAMETERS)
-    change[i] = weight * (slope * now.log_prob_grad[i] - coefficients[ENTROPY_WEIGHT] * now.entropy_grad[i] +
-                                  coefficients[KL_WEIGHT] * now.kl_grad[i]);
+    EACH(i, PARAMETERS) {
+        const float grad = slope * now.log_prob_grad[i] + coefficients[KL_WEIGHT] * now.kl_grad[i];
+        change[i] = weight * (grad - coefficients[ENTROPY_WEIGHT] * now.entropy_grad[i]);
+    }
     add(parts + POLICY_LOSS, -objective * weight);
     add(parts + ENTROPY, now.entropy * weight);
     add(parts + KL, now.kl * weight);
