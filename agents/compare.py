@@ -49,7 +49,7 @@ from noisy_envs.training.process import (
     on_stop_signal,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
-from noisy_envs.training.sweep import JobResult, check_settings, run_in_threads, run_jobs, run_on_ray
+from noisy_envs.training.sweep import JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
@@ -169,17 +169,8 @@ class Job(NamedTuple):
         return f"{self.setting.name} {self.agent} seed {self.seed}"
 
     def run(self) -> Path | None:
-        """Return the folder of the finished run, else of the last one that can be resumed, else None.
-
-        Raises:
-            ValueError: two runs are finished.
-        """
-        finished = sorted(self.folder.glob("*/summary.json"))
-        if len(finished) > 1:
-            names = ", ".join(path.parent.name for path in finished)
-            raise ValueError(f"{self.folder}: expected one finished run, found {names}; keep one of them")
-        resumable = sorted(self.folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
-        return next((path.parent for path in [*finished, *reversed(resumable)]), None)
+        """Return the folder of the run, as `find_run` finds it."""
+        return find_run(self.folder)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of the finished run, or None."""

@@ -293,27 +293,39 @@ def update(
     return dict(zip((*losses, "grad_norm"), torch.stack(log).mean(0), strict=True))
 
 
+def make_optimizer(args: Args, agent: Agent) -> torch.optim.Adam:
+    """Make the optimizer; `update` uses one learning rate for all weights."""
+    return torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+
+
+def learning_rate(args: Args, done: float) -> float:
+    """Return the learning rate after the share `done` of training."""
+    return args.learning_rate * (1 - done) if args.anneal_lr else args.learning_rate
+
+
+def adapt(args: Args, kl_coef: float, kl: float) -> float:
+    """Return the KL coefficient of the next update, to reach the target, as in the PPO paper."""
+    kl_coef *= 1.5 if kl > 2 * args.kl_target else 1.0
+    return kl_coef * (0.5 if kl < args.kl_target / 2 else 1.0)
+
+
 def train(args: Args, run: Run) -> dict[str, Any]:
     """Train an agent and return the summary; `run` keeps checkpoints, metrics, and the signals that stop it."""
     envs = run.make_envs()
     agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # `update` draws dropout itself
-    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    generator = run.generator()
+    optimizer, generator = make_optimizer(args, agent), run.generator()
     policy: Policy = run.compile(agent)
     collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
     gradient = run.gradient(agent, lambda samples, keep, kl_coef: ppo_loss(args, agent, samples, keep, kl_coef))
 
     state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)  # restores a run that is resumed
     for iteration in run.iterations():
-        rate = args.learning_rate * (1 - iteration / run.num_iterations if args.anneal_lr else 1)
-        optimizer.param_groups[0]["lr"] = rate
+        rate = optimizer.param_groups[0]["lr"] = learning_rate(args, iteration / run.num_iterations)
         noise = agent.distribution.noise((args.num_steps, envs.num_learners), args.device, generator)
         state, samples, stats = collect_rollout(state, noise)
         losses = update(args, agent, optimizer, gradient, samples, kl_coef, generator)
         values = run.log(rate, losses, stats)
-        if kl_coef:  # adapt the penalty to reach the target, as in the PPO paper
-            kl_coef *= 1.5 if values["approx_kl"] > 2 * args.kl_target else 1.0
-            kl_coef *= 0.5 if values["approx_kl"] < args.kl_target / 2 else 1.0
+        kl_coef = adapt(args, kl_coef, values["approx_kl"])
         run.checkpoint(agent, optimizer, generator, state, kl_coef)
     return run.finish(agent)
 

@@ -37,6 +37,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.num_heads, self.head_width, self.scale = num_heads, embed_dim // num_heads, scale
         self.dropout, self.attention_dropout = dropout, attention_dropout
+        self.narrow = self.head_width <= MAX_NARROW_WIDTH
         self.token_axis = 0 if tokens_first else 1
         self.norm_attention, self.norm_feedforward = LayerNorm(embed_dim), LayerNorm(embed_dim)
         self.query_key_value = Linear(embed_dim, 3 * embed_dim, bias=False)
@@ -64,10 +65,7 @@ class EncoderLayer(nn.Module):
         """Return the outputs of the heads side by side, as x."""
         dropout = self.attention_dropout if self.training else 0.0
         # Narrow heads waste the matrix units that torch's kernels use; eager loops on a CPU would store all scores.
-        narrow = self.head_width <= MAX_NARROW_WIDTH and (
-            torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda)
-        )
-        if narrow and not dropout:
+        if self.narrow and not dropout and (torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda)):
             weight = self.query_key_value.weight
             return narrow_attention(x, weight, mask, self.scale, self.token_axis, self.head_width)
         query, key, value = self._project(x)
