@@ -16,6 +16,7 @@ action distribution.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -41,6 +42,8 @@ from noisy_envs.training.process import EXIT_INTERRUPTED, format_error, ignore_b
 from noisy_envs.training.run import Run, is_complete, saved_updates
 from noisy_envs.training.settings import max_runs, parse
 from noisy_envs.training.sweep import find_run
+
+NEEDED = ("rollout", "next_values", "prepare", "ppo_loss", "make_optimizer", "learning_rate", "adapt")  # of an agent
 
 
 @dataclass
@@ -178,6 +181,9 @@ def group(commands: Iterable[Sequence[str]]) -> list[tuple[ModuleType, list[Any]
     for file, *words in map(find, commands):
         path = Path(file).resolve()
         module = modules.setdefault(path, modules.get(path) or load_file(path.stem, path.parent))
+        for name in NEEDED:
+            if not hasattr(module, name):
+                raise ValueError(f"{path}: expected a function {name}, as in ppo_adapool.py")
         args = dataclasses.replace(parse(module, words), capture_video=False)
         if is_other(args) or args.evaluate:
             raise ValueError(f"env_id={args.env_id!r}: expected an environment of this package, to be trained in")
@@ -215,7 +221,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         args = parse_arguments(Args, argv[:end], Args(), __doc__)
         commands = plan(args, argv[end + 1 :])
-        with lock_folder(args.out):
+        with lock_folder(args.out) if args.commands is None else contextlib.nullcontext():
             groups = group(commands)
             count = finished = len(commands) - sum(len(settings) for _, settings in groups)
             print(f"{len(commands)} runs, {finished} already finished", flush=True)

@@ -9,6 +9,7 @@ Shapes: `S` runs, `P` weights of an agent, `E` controlled agents of a run, `R` =
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -238,7 +239,8 @@ class ManyRuns:
         """Yield the numbers of the updates that are left, and show progress; a signal ends it after a checkpoint."""
         first = self.members[0].run
         total, step = (len(self) * steps for steps in (self.args.total_timesteps, first.step))
-        options: dict[str, Any] = {"unit": " steps", "unit_scale": True, "mininterval": 0.5, "dynamic_ncols": True}
+        options: dict[str, Any] = {"unit": " steps", "unit_scale": True, "dynamic_ncols": True}
+        options["mininterval"] = 0.5 if sys.stderr.isatty() else 15
         with on_stop_signal(self._stop, once=True), tqdm(total=total, initial=step, **options) as bar:
             for iteration in range(first.updates, first.num_iterations):
                 if self._stopping or not self.running:
