@@ -44,6 +44,7 @@ from noisy_envs.training.settings import max_runs, parse
 from noisy_envs.training.sweep import find_run
 
 NEEDED = ("rollout", "next_values", "prepare", "ppo_loss", "make_optimizer", "learning_rate", "adapt")  # of an agent
+Policy = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -73,19 +74,24 @@ def map_policy(runs: ManyRuns, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return outputs
 
 
-def collect(
-    module: ModuleType, runs: ManyRuns, state: EnvState, noise: Tensor
-) -> tuple[EnvState, Any, dict[str, Tensor]]:
-    """Play a rollout of all runs: the next state, samples (S, M, ...), and statistics to log (S,)."""
-    shape = len(runs), len(state.tokens) // len(runs)
+def make_policy(runs: ManyRuns) -> Policy:
+    """Return the policy of the agents' rollout, which maps the tokens of a step, or of several, step after step."""
+    shape = len(runs), len(runs.state.tokens) // len(runs)
 
     def policy(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Map the tokens of one or more steps, step after step."""
-        steps = tokens.unflatten(0, (-1, *shape)).transpose(0, 1)
+        steps = tokens.unflatten(0, (-1, *shape)).transpose(0, 1)  # runs first
         outputs = map_policy(runs, steps.flatten(1, 2))
         parameters, values = (x.unflatten(1, (-1, shape[1])).transpose(0, 1).flatten(0, 2) for x in outputs)
         return parameters, values
 
+    return policy
+
+
+def collect(
+    module: ModuleType, runs: ManyRuns, policy: Policy, state: EnvState, noise: Tensor
+) -> tuple[EnvState, Any, dict[str, Tensor]]:
+    """Play a rollout of all runs: the next state, samples (S, M, ...), and statistics to log (S,)."""
+    shape = len(runs), len(state.tokens) // len(runs)
     state, batch = module.rollout(runs.agent, policy, runs.envs, state, noise)
     next_value = module.next_values(policy, batch, state.tokens)
 
@@ -126,8 +132,8 @@ def update(runs: ManyRuns, gradient: Gradient, samples: Any, iteration: int) -> 
 def train(module: ModuleType, runs: ManyRuns) -> None:
     """Train and evaluate runs of one agent: the loop of the agent's file."""
     gradient = runs.gradient(runs.stack, make_loss(module, runs), axis=1)
-    collect_rollout = runs.record(lambda state, noise: collect(module, runs, state, noise))
-    state = runs.state
+    policy, state = make_policy(runs), runs.state
+    collect_rollout = runs.record(lambda state, noise: collect(module, runs, policy, state, noise))
     for iteration in runs.iterations():
         state, samples, stats = collect_rollout(state, runs.noise())
         losses = update(runs, gradient, samples, iteration)

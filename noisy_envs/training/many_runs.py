@@ -162,6 +162,7 @@ class ManyRuns:
             FloatingPointError: a first observation is not finite.
         """
         self._module, self.args = module, runs[0].local_args
+        self.envs = runs[0].make_envs()
         self.members = [self._begin(run) for run in runs]
         self.agent = self.members[0].agent
         for layer in self.agent.modules():
@@ -175,10 +176,10 @@ class ManyRuns:
         self._stopping = False
 
     def _begin(self, run: Run) -> Member:
-        args, self.envs = run.local_args, run.make_envs()
-        agent = self._module.Agent(args, self.envs.token_spec, self.envs.action_space).to(args.device).eval()
+        args, envs = run.local_args, run.make_envs(self.envs)
+        agent = self._module.Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()
         optimizer, generator = self._module.make_optimizer(args, agent), run.generator()
-        state, kl_coef = run.begin(agent, optimizer, generator, self.envs, args.kl_coef)
+        state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)
         return Member(run, agent, optimizer, generator, state, kl_coef)
 
     def _setting(self, name: str) -> Tensor:

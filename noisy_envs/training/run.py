@@ -113,10 +113,14 @@ class Run(Accelerator):
         """Name of the agent's file."""
         return Path(str(self.module.__file__)).stem
 
-    def make_envs(self) -> Envs:
-        """Make this process's environments, with a compiled step if they live on a GPU."""
-        self._envs = make_envs(self.local_args)
-        self._envs.compile_step(self.compile)
+    def make_envs(self, like: Envs | None = None) -> Envs:
+        """Make this process's environments, with a compiled step if they live on a GPU.
+
+        With `like`, those of a run that trains in the same arrays, they have neither arrays nor a step of their own.
+        """
+        self._envs = make_envs(self.local_args, like)
+        if like is None:
+            self._envs.compile_step(self.compile)
         return self._envs
 
     def generator(self) -> torch.Generator:

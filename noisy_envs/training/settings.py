@@ -294,8 +294,11 @@ def check_sizes(args: Any, spec: Any) -> None:
 
 def max_runs(args: Any) -> int:
     """Return how many runs of these settings may share arrays on their device, in half of its memory."""
-    needs = memory_needs(args, game_of(args).token_spec, steps_per_update(args))
-    return int(max(1, min(4096, device_memory(args.device) / 2 / (4 * sum(needs.values())))))
+    spec, values = game_of(args).token_spec, vars(args)
+    needs = memory_needs(args, spec, steps_per_update(args))
+    scores = values.get("num_layers", 1) * values.get("num_heads", 1) * spec.num_tokens**2  # of a sample's attention
+    pieces = args.minibatch_size if args.device.startswith("cuda") else 1
+    return int(max(1, device_memory(args.device) / 2 / (4 * (sum(needs.values()) + 4 * pieces * scores))))
 
 
 def memory_needs(args: Any, spec: Any, size: int) -> dict[str, int]:

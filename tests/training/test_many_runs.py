@@ -28,6 +28,7 @@ from noisy_envs.training import accelerate  # noqa: E402
 from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
+from noisy_envs.training.run import Run  # noqa: E402
 from noisy_envs.training.settings import max_runs, parse  # noqa: E402
 
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
@@ -117,6 +118,20 @@ def test_a_run_among_others_is_the_run_alone(head, game, tmp_path):
         assert_same(folder_of(tmp_path / "together" / str(i)), expected)
     first, second = (metrics(run.folder) for run, _ in together)
     assert first != second
+
+
+def test_a_policy_maps_several_steps_as_one_after_the_other(tmp_path):
+    module = double("adapool")
+    members = [Run(module, args, alone=False) for args in settings(module, tmp_path, *OWN)]
+    runs = many_runs.ManyRuns(module, members)
+    policy, steps = many_runs.make_policy(runs), torch.randn(3, *runs.state.tokens.shape).abs()
+    with torch.no_grad():
+        together, apart = policy(steps.flatten(0, 1)), [policy(tokens) for tokens in steps]
+        torch.testing.assert_close(together, tuple(map(torch.cat, zip(*apart, strict=True))))
+        first = runs.members[0].agent(steps[0, :4])
+    torch.testing.assert_close(tuple(x[:4] for x in apart[0]), first)
+    for run in members:
+        run.close()
 
 
 def test_pieces_of_a_minibatch_sum_up_to_its_gradient(tmp_path, monkeypatch):
