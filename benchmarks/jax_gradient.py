@@ -56,17 +56,18 @@ def network(weights: Weights, tokens: Any, num_layers: int, scale: float, query_
     x = gelu(linear(weights, "project.0", jnp.concatenate([tokens[..., :-1], role], -1)))
     for number in range(num_layers):
         layer = f"encoder.layers.{number}"
-        heads = jnp.split(
-            linear(weights, f"{layer}.query_key_value", layer_norm(weights, f"{layer}.norm_attention", x)), 3, -1
-        )
-        x = x + linear(weights, f"{layer}.output", attend(*heads, scale))
-        hidden = gelu(linear(weights, f"{layer}.feedforward.0", layer_norm(weights, f"{layer}.norm_feedforward", x)))
-        x = x + linear(weights, f"{layer}.feedforward.2", hidden)
+        heads = linear(weights, f"{layer}.query_key_value", layer_norm(weights, f"{layer}.norm_attention", x))
+        query, key, value = jnp.split(heads, 3, -1)
+        x = x + linear(weights, f"{layer}.output", attend(query, key, value, scale))
+        hidden = linear(weights, f"{layer}.feedforward.0", layer_norm(weights, f"{layer}.norm_feedforward", x))
+        x = x + linear(weights, f"{layer}.feedforward.2", gelu(hidden))
     own = x[:, query_index : query_index + 1]
-    pooled = attend(
-        *(linear(weights, f"pool.{name}", y) for name, y in (("query", own), ("key", x), ("value", x))), scale
+    query, key, value = (
+        linear(weights, "pool.query", own),
+        linear(weights, "pool.key", x),
+        linear(weights, "pool.value", x),
     )
-    pooled = (linear(weights, "pool.output", pooled) + own)[:, 0]
+    pooled = (linear(weights, "pool.output", attend(query, key, value, scale)) + own)[:, 0]
     return mlp(weights, "actor", pooled), mlp(weights, "critic", pooled)[:, 0]
 
 
