@@ -4,7 +4,8 @@
     python agents/compare.py --out results/tag --env-ids noisy_envs/SimpleTag-1v3v0-v0 noisy_envs/SimpleTag-1v3v28-v0
     python agents/compare.py --out results/noise --env-ids noisy_envs/SimpleCentroid-v0 --num-noise 0 28
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --: arguments for every agent
-    python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
+    python agents/compare.py --seeds 1 2 3 4 5 6 7 8 9 10 -- --device cuda        # side by side on a GPU
+    python agents/compare.py --ray --gpus-per-run 1 -- --device cuda              # on each GPU of a machine
     python agents/compare.py --plot-only                                          # from the runs that exist
     python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same IDs
 
@@ -18,18 +19,19 @@ same paths.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 
@@ -49,7 +51,7 @@ from noisy_envs.training.process import (
     on_stop_signal,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
-from noisy_envs.training.sweep import JobResult, check_settings, run_in_threads, run_jobs, run_on_ray
+from noisy_envs.training.sweep import JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
@@ -77,15 +79,17 @@ class Args:
     num_noise: tuple[int, ...] = ()
     """noise levels for a single environment ID, instead of several IDs"""
     jobs: int = 1
-    """runs at a time on this machine, without Ray"""
+    """runs at a time on this machine, without Ray; with --together, processes at a time"""
+    together: Literal["auto", "always", "never"] = "auto"
+    """train all runs in one process by many_runs.py, on Ray those of an agent and level; "auto" does so on a GPU"""
     ray: bool = False
     """run on Ray"""
     address: str | None = None
     """address of a Ray cluster, "auto" for this machine's; by default Ray is started on this machine"""
     cpus_per_run: float = 1
-    """CPUs that Ray reserves per run"""
+    """CPUs that Ray reserves per run, or per process with --together"""
     gpus_per_run: float = 0
-    """GPUs that Ray reserves per run, 0.25 for four runs on each; with 0 the runs see no GPU"""
+    """GPUs that Ray reserves per run or process, 0.25 for four on each; with 0 they see no GPU"""
     plot_only: bool = False
     """start no runs; make the figures and the table from those that exist"""
     compare_with: tuple[Path, ...] = ()
@@ -169,17 +173,8 @@ class Job(NamedTuple):
         return f"{self.setting.name} {self.agent} seed {self.seed}"
 
     def run(self) -> Path | None:
-        """Return the folder of the finished run, else of the last one that can be resumed, else None.
-
-        Raises:
-            ValueError: two runs are finished.
-        """
-        finished = sorted(self.folder.glob("*/summary.json"))
-        if len(finished) > 1:
-            names = ", ".join(path.parent.name for path in finished)
-            raise ValueError(f"{self.folder}: expected one finished run, found {names}; keep one of them")
-        resumable = sorted(self.folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
-        return next((path.parent for path in [*finished, *reversed(resumable)]), None)
+        """Return the folder of the run, as `find_run` finds it."""
+        return find_run(self.folder)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of the finished run, or None."""
@@ -205,6 +200,43 @@ class Job(NamedTuple):
             saved = {**summary["settings"], **{name: summary[name] for name in ("env_id", "seed", "agent")}}
             saved = {name: saved[name] for name in requested if name in saved}
             check_settings(path, saved, {name: requested[name] for name in saved}, means)
+
+
+class Batch(NamedTuple):
+    """Jobs that one process runs, in a folder for its log."""
+
+    jobs: tuple[Job, ...]
+    folder: Path
+
+    def __str__(self) -> str:
+        """Name the process in messages."""
+        return f"{len(self.jobs)} runs in one process"
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return an empty summary if all runs are finished, or None."""
+        return {} if all(job.summary() for job in self.jobs) else None
+
+    def command(self) -> list[str]:
+        """Return the command that starts or resumes the runs."""
+        path = self.folder / "commands.json"
+        write_atomically(path, json.dumps([job.command()[1:] for job in self.jobs], indent=1) + "\n")
+        return [sys.executable, str(Path(__file__).with_name("many_runs.py")), "--commands", str(path)]
+
+
+def run_together(
+    jobs: list[Job], execute: Callable[[list[Batch]], Iterable[JobResult]], args: Args
+) -> Iterator[JobResult]:
+    """Run jobs in few processes: --jobs of them, or on Ray one for each agent and level."""
+    cells: dict[Any, list[Job]] = {}
+    for job in jobs:
+        cells.setdefault((job.setting, job.agent), []).append(job)
+    count = len(cells) if args.ray else min(args.jobs, len(cells))
+    shares = [[job for cell in list(cells.values())[i::count] for job in cell] for i in range(count)]
+    folder = args.out.resolve() / "together"
+    for result in execute([Batch(tuple(share), folder / str(i)) for i, share in enumerate(shares)]):
+        for job in result.job.jobs:
+            summary = job.summary()
+            yield JobResult(job, summary, "" if summary else result.problem, result.seconds)
 
 
 def parse_agent_args(args: Sequence[str]) -> dict[str, str]:
@@ -374,13 +406,22 @@ def run_missing(jobs: list[Job], args: Args) -> list[JobResult]:
             job.check_settings(summary)
     if args.plot_only:
         return []
-    execute = (
+    execute: Any = (
         partial(run_on_ray, address=args.address, cpus_per_run=args.cpus_per_run, gpus_per_run=args.gpus_per_run)
         if args.ray
         else partial(run_in_threads, num_threads=args.jobs)
     )
+    if trains_together(jobs, args):
+        execute = partial(run_together, execute=execute, args=args)
     results = run_jobs(summaries, execute, lambda summary: f"score {score(summary):.3f}")
     return [result for result in results if result.summary is None]
+
+
+def trains_together(jobs: Sequence[Job], args: Args) -> bool:
+    """Tell whether the jobs run in one process: environments of other packages cannot."""
+    on_gpu = parse_agent_args(jobs[0].agent_args).get("device", "").startswith("cuda")
+    wanted = args.together == "always" or (args.together == "auto" and on_gpu)
+    return wanted and jobs[0].setting.game != registration.OTHER
 
 
 def baselines_and_snr(jobs: list[Job]) -> tuple[BaselineReturns, float]:

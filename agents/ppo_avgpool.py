@@ -157,13 +157,13 @@ class Agent(nn.Module):
         extended: tuple[Tensor, Tensor | None] = self.pool.extend(self.project(tokens), mask)
         return extended
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, dropout_factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the parameters of the action distribution (R, P), and the values (R,).
 
-        In updates dropout keeps the numbers `keep` of the encoder, bool (layers, R, N, H).
+        In updates the encoder multiplies by `dropout_factor`, (layers, R, N, H).
         """
         x, mask = self.embed(tokens)
-        pooled = self.pool(self.encoder(x, mask, keep), mask)
+        pooled = self.pool(self.encoder(x, mask, dropout_factor), mask)
         return self.actor(pooled), self.critic(pooled).squeeze(-1)
 
     def dropout_masks(self, num_samples: int, generator: torch.Generator) -> Tensor:
@@ -212,18 +212,21 @@ def rollout(agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Te
     return state, Transition(*(torch.stack(column) for column in zip(*transitions, strict=True)))
 
 
-def next_values(agent: Agent, policy: Policy, batch: Transition, last_tokens: Tensor) -> Tensor:
+def next_values(policy: Policy, batch: Transition, last_tokens: Tensor) -> Tensor:
     """Return the values (T, R) of the states that the steps led to, before any reset.
 
     After termination the value is 0. A truncated episode could go on, so its last state has a value.
     """
     following = torch.cat([batch.value[1:], policy(last_tokens)[1][None]])
     truncated = batch.truncated & ~batch.terminated
-    if truncated.is_cuda:  # selecting the truncated rows would wait for the GPU
+    if truncated.is_cuda:  # counting the truncated episodes would wait for the GPU
         final_value = policy(batch.final_tokens.flatten(0, 1))[1].unflatten(0, truncated.shape)
-        following = torch.where(truncated, final_value, following)
-    elif truncated.any():  # of any number, for which a compiled policy would be compiled each time
-        following[truncated] = agent(batch.final_tokens[truncated])[1]
+        return torch.where(truncated, final_value, following) * ~batch.terminated
+    order, rows = truncated.cumsum(0), torch.arange(truncated.shape[1])
+    for number in range(1, int(order.max()) + 1):  # of the truncated episodes of an agent
+        cut = truncated & (order == number)
+        final_value = policy(batch.final_tokens[cut.long().argmax(0), rows])[1]
+        following = torch.where(cut, final_value, following)
     return following * ~batch.terminated
 
 
@@ -238,26 +241,31 @@ def advantages(batch: Transition, next_value: Tensor, gamma: float, gae_lambda: 
     return torch.stack(result[::-1])
 
 
-def collect(
-    args: Args, agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Tensor
-) -> tuple[EnvState, Samples, dict[str, Tensor]]:
-    """Play a rollout and prepare it for learning: the next state, T·R samples, and statistics to log."""
-    state, batch = rollout(agent, policy, envs, state, noise)
-    next_value = next_values(agent, policy, batch, state.tokens)
+def prepare(args: Args, agent: Agent, batch: Transition, next_value: Tensor) -> tuple[Samples, dict[str, Tensor]]:
+    """Return what is learned from a rollout, T·R samples, and statistics to log."""
     advantage = advantages(batch, next_value, args.gamma, args.gae_lambda)
     target = advantage + batch.value
     log_prob = agent.distribution.log_prob(batch.parameters, batch.action)
     samples = Samples(batch.tokens, batch.action, batch.parameters, log_prob, distributed.normalize(advantage), target)
     unexplained = distributed.mean((target - batch.value).var()) / distributed.mean(target.var())  # of all processes
     stats = rollout_stats(batch, agent.spec) | {"explained_variance": 1 - unexplained}
-    return state, Samples(*(x.flatten(0, 1) for x in samples)), stats
+    return Samples(*(x.flatten(0, 1) for x in samples)), stats
+
+
+def collect(
+    args: Args, agent: Agent, policy: Policy, envs: Envs, state: EnvState, noise: Tensor
+) -> tuple[EnvState, Samples, dict[str, Tensor]]:
+    """Play a rollout: return the next state, and what `prepare` returns."""
+    state, batch = rollout(agent, policy, envs, state, noise)
+    return state, *prepare(args, agent, batch, next_values(policy, batch, state.tokens))
 
 
 def ppo_loss(
     args: Args, agent: Agent, samples: Samples, keep: Tensor | None, kl_coef: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return PPO's clipped loss and its parts (Schulman et al. 2017)."""
-    parameters, value = agent(samples.tokens, keep)
+    factor = None if keep is None else keep.to(samples.target.dtype) / (1 - args.dropout)
+    parameters, value = agent(samples.tokens, factor)
     ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.min(samples.advantage * ratio, samples.advantage * clipped).mean()
@@ -285,27 +293,39 @@ def update(
     return dict(zip((*losses, "grad_norm"), torch.stack(log).mean(0), strict=True))
 
 
+def make_optimizer(args: Args, agent: Agent) -> torch.optim.Adam:
+    """Make the optimizer; `update` uses one learning rate for all weights."""
+    return torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+
+
+def learning_rate(args: Args, done: float) -> float:
+    """Return the learning rate after the share `done` of training."""
+    return args.learning_rate * (1 - done) if args.anneal_lr else args.learning_rate
+
+
+def adapt(args: Args, kl_coef: float, kl: float) -> float:
+    """Return the KL coefficient of the next update, to reach the target, as in the PPO paper."""
+    kl_coef *= 1.5 if kl > 2 * args.kl_target else 1.0
+    return kl_coef * (0.5 if kl < args.kl_target / 2 else 1.0)
+
+
 def train(args: Args, run: Run) -> dict[str, Any]:
     """Train an agent and return the summary; `run` keeps checkpoints, metrics, and the signals that stop it."""
     envs = run.make_envs()
     agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # `update` draws dropout itself
-    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    generator = run.generator()
+    optimizer, generator = make_optimizer(args, agent), run.generator()
     policy: Policy = run.compile(agent)
     collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
     gradient = run.gradient(agent, lambda samples, keep, kl_coef: ppo_loss(args, agent, samples, keep, kl_coef))
 
     state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)  # restores a run that is resumed
     for iteration in run.iterations():
-        rate = args.learning_rate * (1 - iteration / run.num_iterations if args.anneal_lr else 1)
-        optimizer.param_groups[0]["lr"] = rate
+        rate = optimizer.param_groups[0]["lr"] = learning_rate(args, iteration / run.num_iterations)
         noise = agent.distribution.noise((args.num_steps, envs.num_learners), args.device, generator)
         state, samples, stats = collect_rollout(state, noise)
         losses = update(args, agent, optimizer, gradient, samples, kl_coef, generator)
         values = run.log(rate, losses, stats)
-        if kl_coef:  # adapt the penalty to reach the target, as in the PPO paper
-            kl_coef *= 1.5 if values["approx_kl"] > 2 * args.kl_target else 1.0
-            kl_coef *= 0.5 if values["approx_kl"] < args.kl_target / 2 else 1.0
+        kl_coef = adapt(args, kl_coef, values["approx_kl"])
         run.checkpoint(agent, optimizer, generator, state, kl_coef)
     return run.finish(agent)
 

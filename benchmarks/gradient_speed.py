@@ -87,9 +87,9 @@ class FirstUpdate(Run):
         """Keep the rollout."""
         return self._keep("rollout", super().record(function))
 
-    def gradient(self, model: Any, loss: Any) -> Any:
+    def gradient(self, model: Any, loss: Any, axis: int = 0) -> Any:
         """Keep the gradient."""
-        return self._keep("gradient", super().gradient(model, loss))
+        return self._keep("gradient", super().gradient(model, loss, axis))
 
     def begin(self, agent: Any, optimizer: Any, generator: Any, envs: Any, kl_coef: float) -> tuple[EnvState, float]:
         """Create no folder."""

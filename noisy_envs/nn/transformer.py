@@ -37,6 +37,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.num_heads, self.head_width, self.scale = num_heads, embed_dim // num_heads, scale
         self.dropout, self.attention_dropout = dropout, attention_dropout
+        self.narrow = self.head_width <= MAX_NARROW_WIDTH
         self.token_axis = 0 if tokens_first else 1
         self.norm_attention, self.norm_feedforward = LayerNorm(embed_dim), LayerNorm(embed_dim)
         self.query_key_value = Linear(embed_dim, 3 * embed_dim, bias=False)
@@ -45,28 +46,26 @@ class EncoderLayer(nn.Module):
             Linear(embed_dim, feedforward_dim), nn.GELU(), Linear(feedforward_dim, embed_dim)
         )
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, dropout_factor: Tensor | None = None) -> Tensor:
         """Map embeddings (B, N, H) to (B, N, H), or (N, B, H) to (N, B, H) with `tokens_first`.
 
         Args:
             x: embeddings.
             mask: bool (B, N), or (N, B); only tokens where it is True are attended to.
-            keep: bool, as x: which numbers dropout keeps. Without it dropout acts in training mode.
+            dropout_factor: as x: 0 where dropout drops a number, else 1 / (1 - dropout). Without it dropout acts in
+                training mode.
         """
         x = x + self.output(self._attend(self.norm_attention(x), mask))
         change: Tensor = self.feedforward(self.norm_feedforward(x))
-        if keep is not None:
-            return x + change * keep / (1 - self.dropout)
+        if dropout_factor is not None:
+            return x + change * dropout_factor
         return x + F.dropout(change, self.dropout, self.training)
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the outputs of the heads side by side, as x."""
         dropout = self.attention_dropout if self.training else 0.0
         # Narrow heads waste the matrix units that torch's kernels use; eager loops on a CPU would store all scores.
-        narrow = self.head_width <= MAX_NARROW_WIDTH and (
-            torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda)
-        )
-        if narrow and not dropout:
+        if self.narrow and not dropout and (torch.compiler.is_compiling() or (TRITON_AVAILABLE and x.is_cuda)):
             weight = self.query_key_value.weight
             return narrow_attention(x, weight, mask, self.scale, self.token_axis, self.head_width)
         query, key, value = self._project(x)
@@ -125,22 +124,24 @@ class TransformerEncoder(nn.Module):
         sizes = embed_dim, num_heads, feedforward_dim, self.scale, dropout, attention_dropout, self.tokens_first
         self.layers = nn.ModuleList(EncoderLayer(*sizes) for _ in range(num_layers))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, dropout_factor: Tensor | None = None) -> Tensor:
         """Encode tokens (B, N, H) to embeddings (B, N, H).
 
         Args:
             x: tokens.
             mask: bool (B, N), False for padding; None if there is none.
-            keep: which numbers dropout keeps, see `dropout_masks`. Without it dropout acts in training mode.
+            dropout_factor: (layers, B, N, H): 0 where dropout drops a number, else 1 / (1 - dropout), see
+                `dropout_masks`. Without it dropout acts in training mode.
         """
         if not self.tokens_first:
-            return self._layers(x, mask, keep)
-        mask, keep = None if mask is None else mask.mT, None if keep is None else keep.transpose(1, 2)
-        return self._layers(x.transpose(0, 1).contiguous(), mask, keep).transpose(0, 1)
+            return self._layers(x, mask, dropout_factor)
+        mask = None if mask is None else mask.mT
+        factor = None if dropout_factor is None else dropout_factor.transpose(1, 2)
+        return self._layers(x.transpose(0, 1).contiguous(), mask, factor).transpose(0, 1)
 
-    def _layers(self, x: Tensor, mask: Tensor | None, keep: Tensor | None, stop: int | None = None) -> Tensor:
+    def _layers(self, x: Tensor, mask: Tensor | None, factor: Tensor | None, stop: int | None = None) -> Tensor:
         for number, layer in enumerate(self.layers[:stop]):
-            x = layer(x, mask, None if keep is None else keep[number])
+            x = layer(x, mask, None if factor is None else factor[number])
         return x
 
     def with_attention(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

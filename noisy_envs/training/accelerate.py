@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ class Accelerator:
         recorded: Any = CudaGraph(plain) if self._record else plain
         return recorded
 
-    def gradient(self, model: nn.Module, loss: Loss) -> Gradient:
+    def gradient(self, model: nn.Module, loss: Loss, axis: int = 0) -> Gradient:
         """Return a function of (samples, keep, *rest) that leaves the gradient of the loss in the weights' `grad`.
 
         It returns the parts of the loss. Over several processes gradients are averaged.
@@ -55,11 +56,12 @@ class Accelerator:
             model: whose weights learn.
             loss: function of samples, a named tuple of tensors (M, ...), dropout masks `keep` (layers, M, ...) or None,
                 and other arguments, to the loss and its parts.
+            axis: of the samples; axes before it, in `keep` too, are of runs.
         """
         compiled = self.compile(loss)
 
         def accumulated(*batch: Any) -> dict[str, Tensor]:
-            return accumulate_gradient(model, compiled, *batch)
+            return accumulate_gradient(model, compiled, *batch, axis=axis)
 
         function: Gradient = CudaGraph(accumulated) if self._record else accumulated
 
@@ -72,18 +74,20 @@ class Accelerator:
 
 
 def accumulate_gradient(
-    model: nn.Module, loss: Loss, samples: Any, keep: Tensor | None, *rest: Any
+    model: nn.Module, loss: Loss, samples: Any, keep: Tensor | None, *rest: Any, axis: int = 0
 ) -> dict[str, Tensor]:
     """Leave the gradient of the mean loss in the weights' `grad`, and return the parts of the loss.
 
-    A CPU takes as many samples at a time as its caches hold; a GPU takes all.
+    A CPU takes as many samples at a time as its caches hold; a GPU takes all. The arguments are those of
+    `Accelerator.gradient`.
     """
     for weight in model.parameters():
         weight.grad = None
-    size = len(samples[0])
-    piece = size if samples[0].is_cuda else max(i for i in range(1, min(size, CPU_PIECE) + 1) if size % i == 0)
-    pieces = zip(*(x.split(piece) for x in samples), strict=True)
-    masks = [None] * (size // piece) if keep is None else keep.split(piece, dim=1)
+    size, num_runs = samples[0].shape[axis], math.prod(samples[0].shape[:axis])
+    most = size if samples[0].is_cuda else min(size, max(1, CPU_PIECE // num_runs))
+    piece = max(i for i in range(1, most + 1) if size % i == 0)
+    pieces = zip(*(x.split(piece, axis) for x in samples), strict=True)
+    masks = [None] * (size // piece) if keep is None else keep.split(piece, axis + 1)
     total: dict[str, Tensor] = {}
     for part, mask in zip(pieces, masks, strict=True):
         value, parts = loss(type(samples)(*part), mask, *rest)

@@ -75,7 +75,7 @@ class Envs:
     """
 
     def __init__(self, args: Any, envs: Any, first_env: int) -> None:
-        """Take the environments of a run; the first of them has the number `first_env`."""
+        """Take the environments of a run, and reset them; the first has the number `first_env`."""
         self.token_spec: TokenSpec = envs.token_spec
         self.action_space = envs.single_action_space
         self._args, self._envs = args, envs
@@ -121,9 +121,13 @@ class Envs:
         return self.start._replace(tokens=self._envs.reset(seed=seed)[0])
 
 
-def make_envs(args: Any) -> Envs:
-    """Make the environments in which this process trains: `args.num_envs` is its share of them."""
-    return Envs(args, make_vec(args, args.num_envs, env_kwargs(args)), RANK * args.num_envs)
+def make_envs(args: Any, like: Envs | None = None) -> Envs:
+    """Make the environments in which this process trains: `args.num_envs` is its share of them.
+
+    With `like`, the environments of equal settings but for the seed, nothing is made: they start with this seed.
+    """
+    envs = make_vec(args, args.num_envs, env_kwargs(args)) if like is None else like._envs
+    return Envs(args, envs, RANK * args.num_envs)
 
 
 def make_vec(args: Any, num_envs: int, options: dict[str, Any]) -> Any:

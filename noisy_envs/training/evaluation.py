@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,18 +101,26 @@ def evaluate(agent: Any, args: Any, episodes: int, trained: Any = None) -> np.nd
     envs, tokens = environments.make_eval_envs(args, episodes, trained)
     agent.spec = envs.token_spec
     generator = torch.Generator(args.device).manual_seed(args.seed)
-    total = torch.zeros(episodes, device=args.device)
-    running = torch.ones(episodes, dtype=torch.bool, device=args.device)
+    returns = play_episodes(envs, tokens, lambda tokens: select_action(agent, tokens, args, generator))
+    envs.close()
+    if not np.isfinite(returns).all():
+        raise FloatingPointError(f"{args.env_id} returned rewards that are not finite")
+    return returns
+
+
+def play_episodes(envs: Any, tokens: Tensor, act: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """Play one episode in each of E vector environments; return the returns (E,), means over the controlled agents.
+
+    `act` maps tokens (R, N, D), at first `tokens`, to the actions of all controlled agents.
+    """
+    total = torch.zeros(envs.num_envs, device=tokens.device)
+    running = torch.ones(envs.num_envs, dtype=torch.bool, device=tokens.device)
     with torch.inference_mode():
         while running.any():
-            action = select_action(agent, tokens, args, generator).reshape(envs.action_space.shape)
-            tokens, reward, terminated, truncated, _ = envs.step(action)
+            tokens, reward, terminated, truncated, _ = envs.step(act(tokens).reshape(envs.action_space.shape))
             tokens = tokens.flatten(0, -3)
-            total += reward.reshape(episodes, -1).mean(dim=1).where(running, 0)
+            total += reward.reshape(envs.num_envs, -1).mean(dim=1).where(running, 0)
             running &= ~(terminated | truncated)
-    envs.close()
-    if not total.isfinite().all():
-        raise FloatingPointError(f"{args.env_id} returned rewards that are not finite")
     return total.cpu().numpy()
 
 
@@ -175,9 +183,9 @@ def known_levels(args: Any, trained: Any) -> dict[str, float]:
     return {"known_levels": levels.known_share(envs.game.render_text(envs.state))}
 
 
-def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dict[str, Any]:
+def evaluation_summary(returns: np.ndarray, args: Any, trained: Any, baselines: BaselineReturns) -> dict[str, Any]:
     """Summarise returns (E,): mean and normalised score, with bootstrapped 95% confidence intervals."""
-    low, high = bootstrap_interval(returns, seed)
+    low, high = bootstrap_interval(returns, args.seed)
     return {
         "score": baselines.normalized_score(float(returns.mean())),
         "score_95": [baselines.normalized_score(low), baselines.normalized_score(high)],
@@ -185,13 +193,8 @@ def summarize(returns: np.ndarray, baselines: BaselineReturns, seed: int) -> dic
         "return_95": [low, high],
         "return_random": baselines.random,
         "return_oracle": baselines.oracle,
+        **known_levels(args, trained),
     }
-
-
-def evaluation_summary(agent: Any, args: Any, trained: Any, baselines: BaselineReturns) -> dict[str, Any]:
-    """Evaluate an agent and summarise the result."""
-    returns = evaluate(agent, args, args.eval_episodes, trained)
-    return summarize(returns, baselines, args.seed) | known_levels(args, trained)
 
 
 def solved_label(args: Any) -> str:
@@ -222,7 +225,8 @@ def evaluate_runs(module: ModuleType, args: Any, argv: Sequence[str]) -> list[di
     folder = new_folder(args.run_dir, f"evaluation__{timestamp()}")
     rows = []
     for path, trained, eval_args, agent in cases:
-        summary = evaluation_summary(agent, eval_args, trained, environments.baseline_returns(eval_args))
+        returns = evaluate(agent, eval_args, args.eval_episodes, trained)
+        summary = evaluation_summary(returns, eval_args, trained, environments.baseline_returns(eval_args))
         row = {"run": str(path), "seed": trained.seed, "env_id": eval_args.env_id}
         row |= {"trained": environments.num_noise(trained), "evaluated": environments.num_noise(eval_args)}
         row |= {"env_kwargs": environments.env_kwargs(eval_args), "eval_deterministic": eval_args.eval_deterministic}

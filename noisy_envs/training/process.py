@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import shlex
@@ -198,19 +199,23 @@ def timestamp() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 
 
+def device_memory(device: str) -> float:
+    """Return the bytes of a device's memory, infinity where the system does not tell."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return math.inf  # Windows grants what there is
+
+
 def check_memory(needs: Mapping[str, int], device: str) -> None:
     """Raise ValueError if a device cannot hold one of `needs`: counts of float32 values by setting.
 
     Linux grants more memory than it has, and kills the process that uses it.
     """
-    import torch
-
-    if torch.device(device).type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-    elif hasattr(os, "sysconf"):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:  # Windows grants what there is
-        return
+    total = device_memory(device)
     for settings, numbers in needs.items():
         if 4 * numbers > total:
             needed, available = (f"{number / 2**30:,.1f} GiB" for number in (4 * numbers, total))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -49,6 +50,7 @@ from noisy_envs.training.envs import (
 from noisy_envs.training.evaluation import (
     NOT_FINITE,
     check_token_weights,
+    evaluate,
     evaluation_summary,
     load_agent,
     load_weights,
@@ -62,6 +64,8 @@ from noisy_envs.training.plots import plot_curve
 from noisy_envs.training.process import on_stop_signal, timestamp, write_stderr
 from noisy_envs.training.versions import library_versions
 
+STOPPING = "Stopping after this update. Press Ctrl-C again to stop immediately without saving."
+
 
 class Run(Accelerator):
     """A training run: what an agent's training loop calls that is not the algorithm.
@@ -72,14 +76,22 @@ class Run(Accelerator):
         folder: where everything is written, known to the first process only until the run begins.
         num_iterations: updates of the whole run.
         step: environment steps so far, of all processes.
+        stopped: whether training ends after the last checkpoint.
     """
 
-    def __init__(self, module: ModuleType, args: Any) -> None:
-        """Prepare a run of the agent `module`; nothing is written before `begin`."""
+    def __init__(self, module: ModuleType, args: Any, alone: bool = True) -> None:
+        """Prepare a run of the agent `module`; nothing is written before `begin`.
+
+        Args:
+            module: the agent's file.
+            args: settings.
+            alone: whether the run reports its progress; others train in this process, too, if it does not.
+        """
         super().__init__(args.compile, on_gpu(args) and args.cuda_graphs, args.device)
         self.module, self.args = module, args
         share = {name: getattr(args, name) // WORLD_SIZE for name in ("num_envs", "minibatch_size")}
         self.local_args = dataclasses.replace(args, **share)
+        self._alone = alone
         self.baselines = baseline_returns(args)
         self.step_size = steps_per_update(args)
         self.num_iterations = args.total_timesteps // self.step_size
@@ -94,17 +106,21 @@ class Run(Accelerator):
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
         self.began = False  # whether `begin` succeeded; a later ValueError is a fault of the code
-        self.stopped = False  # whether training ends after the last checkpoint
+        self.stopped = False
 
     @property
     def name(self) -> str:
         """Name of the agent's file."""
         return Path(str(self.module.__file__)).stem
 
-    def make_envs(self) -> Envs:
-        """Make this process's environments, with a compiled step if they live on a GPU."""
-        self._envs = make_envs(self.local_args)
-        self._envs.compile_step(self.compile)
+    def make_envs(self, like: Envs | None = None) -> Envs:
+        """Make this process's environments, with a compiled step if they live on a GPU.
+
+        With `like`, those of a run that trains in the same arrays, they have neither arrays nor a step of their own.
+        """
+        self._envs = make_envs(self.local_args, like)
+        if like is None:
+            self._envs.compile_step(self.compile)
         return self._envs
 
     def generator(self) -> torch.Generator:
@@ -152,7 +168,7 @@ class Run(Accelerator):
         return state, kl_coef
 
     def _announce(self) -> None:
-        if RANK == 0:
+        if RANK == 0 and self._alone:
             args = self.args
             resumed = "" if args.resume is None else f", resumed at step {self.step:,}"
             steps = f"{args.total_timesteps:,} steps, preset {args.preset!r}"
@@ -184,21 +200,28 @@ class Run(Accelerator):
             mininterval=0.5 if sys.stderr.isatty() else 15, dynamic_ncols=True, disable=RANK > 0,
         )  # fmt: skip
         try:
-            with on_stop_signal(self._stop, once=True):
+            with on_stop_signal(self._on_signal, once=True):
                 while self.updates < self.num_iterations and not self.stopped:
-                    self._started = time.perf_counter()
+                    self.start_update()
                     yield self.updates
         finally:
             self._bar.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            self.close_metrics()
         if self.stopped:
             raise KeyboardInterrupt
 
-    def _stop(self, *_: Any) -> None:
+    def start_update(self) -> None:
+        """Start the clock of an update, which `log` reads."""
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """Ask training to end after the next checkpoint."""
         self._stopping.fill_(1)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.stop()
         if RANK == 0:
-            write_stderr("Stopping after this update. Press Ctrl-C again to stop immediately without saving.")
+            write_stderr(STOPPING)
 
     def log(self, learning_rate: float, losses: dict[str, Tensor], stats: dict[str, Tensor]) -> dict[str, float]:
         """Record an update in metrics.csv, TensorBoard and Weights & Biases. It waits for the device, once.
@@ -236,9 +259,10 @@ class Run(Accelerator):
         row = {f"charts/{name}": x for name, x in charts.items()} | {f"losses/{name}": x for name, x in values.items()}
         if RANK == 0:
             self._write(row)
-        progress = {"return": mean, "score": charts["normalized_score"]}
-        self._bar.set_postfix({name: f"{x:.3f}" for name, x in progress.items() if math.isfinite(x)}, refresh=False)
-        self._bar.update(self.step_size)
+        if self._bar is not None:
+            progress = {"return": mean, "score": charts["normalized_score"]}
+            self._bar.set_postfix({name: f"{x:.3f}" for name, x in progress.items() if math.isfinite(x)}, refresh=False)
+            self._bar.update(self.step_size)
         return values
 
     def _write(self, row: dict[str, float]) -> None:
@@ -248,13 +272,18 @@ class Run(Accelerator):
             self._metrics.note("settings", vars(self.args) | library_versions())
         self._metrics.add(self.step, row)  # before the checkpoint: resuming drops surplus rows, but none may lack
 
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether it is time to save a checkpoint, or training ends here."""
+        last = self.stopped or self.updates == self.num_iterations
+        return last or self.updates == 1 or self.updates % self.args.checkpoint_interval == 0
+
     def checkpoint(
         self, agent: Any, optimizer: Any, generator: torch.Generator, state: EnvState, kl_coef: float
     ) -> None:
         """Save everything that changes, if it is time to, or training ends here."""
         self.stopped = bool(distributed.mean(self._stopping))  # a signal may have reached another process alone
-        last = self.stopped or self.updates == self.num_iterations
-        if not (last or self.updates == 1 or self.updates % self.args.checkpoint_interval == 0):
+        if not self.checkpoint_due:
             return
         local = {"generator": generator.get_state(), "envs": to_tuples(state)}
         processes: list[Any] = [local] * WORLD_SIZE
@@ -302,13 +331,21 @@ class Run(Accelerator):
         rows = read_metrics(self.folder / "metrics.csv")
         title = f"{args.env_id}, {self.name}"
         plot_curve(self.folder / "curve.png", rows, *self.baselines, title, solved_label(args))
+        summary = self.summarize(eval_agent, evaluate(eval_agent, args, args.eval_episodes), start)
+        if records_video(args):  # last: an error in drawing must not cost the result
+            write_gif(self.folder / "episode.gif", record_episode(eval_agent, args), fps=10)
+        return summary
+
+    def summarize(self, agent: Any, returns: np.ndarray, start: float) -> dict[str, Any]:
+        """Write summary.json of the returns (E,) of an evaluation that began at `start`, and return the summary."""
+        args = self.args
         summary = {
             "env_id": args.env_id,
             "env_kwargs": env_kwargs(args),
             "agent": self.name,
             "seed": args.seed,
             "steps": self.step,
-            **evaluation_summary(eval_agent, args, args, self.baselines),
+            **evaluation_summary(returns, args, args, self.baselines),
             "eval_episodes": args.eval_episodes,
             "parameters": sum(weight.numel() for weight in agent.parameters()),
             "train_seconds": self.seconds,
@@ -318,11 +355,15 @@ class Run(Accelerator):
             "settings": vars(args),
         }
         write_summary(self.folder / "summary.json", summary)
+        self.summary = summary
         if self._wandb is not None:
             self._wandb.summarize({name: summary[name] for name in ("score", "return", "score_95", "return_95")})
-        if records_video(args):  # last: an error in drawing must not cost the result
-            write_gif(self.folder / "episode.gif", record_episode(eval_agent, args), fps=10)
         return summary
+
+    def close_metrics(self) -> None:
+        """Close the files that `log` writes to."""
+        if self._metrics is not None:
+            self._metrics.close()
 
     def close(self) -> None:
         """Release the environments and the folder, and end logging to Weights & Biases."""
@@ -353,6 +394,16 @@ def rollout_stats(batch: Any, spec: TokenSpec) -> dict[str, Tensor]:
 def records_video(args: Any) -> bool:
     """Tell whether a run records an episode at its end."""
     return args.capture_video and can_render(args)
+
+
+def saved_updates(args: Any) -> int:
+    """Return the number of updates in the checkpoint of the run to resume, 0 for a new run."""
+    if args.resume is None:
+        return 0
+    path = checkpoint_path(args.resume)
+    with checkpoint_errors(path):
+        _, updates, *_ = load_checkpoint(path)["progress"]
+    return int(updates)
 
 
 def is_complete(module: ModuleType, args: Any) -> dict[str, Any] | None:

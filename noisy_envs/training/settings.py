@@ -25,7 +25,7 @@ from noisy_envs.training.checkpoint import checkpoint_path, load_checkpoint, onl
 from noisy_envs.training.distributed import WORLD_SIZE
 from noisy_envs.training.envs import EnvArgs, can_render, game_of, steps_per_update
 from noisy_envs.training.metrics import import_wandb
-from noisy_envs.training.process import check_memory
+from noisy_envs.training.process import check_memory, device_memory
 from noisy_envs.validation import did_you_mean
 
 
@@ -290,6 +290,15 @@ def check_sizes(args: Any, spec: Any) -> None:
         raise ValueError(f"embed_dim={args.embed_dim}: expected a multiple of num_heads={args.num_heads}")
     if values.get("log_std_min", 0) > values.get("log_std_max", 0):
         raise ValueError(f"log_std_min={args.log_std_min}: expected at most log_std_max={args.log_std_max}")
+
+
+def max_runs(args: Any) -> int:
+    """Return how many runs of these settings may share arrays on their device, in half of its memory."""
+    spec, values = game_of(args).token_spec, vars(args)
+    needs = memory_needs(args, spec, steps_per_update(args))
+    scores = values.get("num_layers", 1) * values.get("num_heads", 1) * spec.num_tokens**2  # of a sample's attention
+    pieces = args.minibatch_size if args.device.startswith("cuda") else 1
+    return int(max(1, device_memory(args.device) / 2 / (4 * (sum(needs.values()) + 4 * pieces * scores))))
 
 
 def memory_needs(args: Any, spec: Any, size: int) -> dict[str, int]:

@@ -91,6 +91,20 @@ def run_jobs(
     return results
 
 
+def find_run(folder: Path) -> Path | None:
+    """Return the folder of the finished run in `folder`, else of the last one that can be resumed, else None.
+
+    Raises:
+        ValueError: two runs are finished.
+    """
+    finished = sorted(folder.glob("*/summary.json"))
+    if len(finished) > 1:
+        names = ", ".join(path.parent.name for path in finished)
+        raise ValueError(f"{folder}: expected one finished run, found {names}; keep one of them")
+    resumable = sorted(folder.glob("*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
+    return next((path.parent for path in [*finished, *reversed(resumable)]), None)
+
+
 def check_settings(
     path: Path,
     saved: Mapping[str, Any],

@@ -186,13 +186,11 @@ def test_each_layer_drops_by_its_own_part_of_the_mask(tokens_first):
     assert (plain(tokens, mask, keep.flip(0)) - x).abs().max() > 1e-3
 
 
-def test_dropout_scales_up_what_it_keeps():
-    layer = EncoderLayer(32, 4, 64, scale=1.0, dropout=0.75)
+def test_a_factor_multiplies_the_change_of_the_feedforward_network():
+    layer = EncoderLayer(32, 4, 64, scale=1.0, dropout=0.75).eval()
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    nothing, everything = torch.zeros(2, 5, 32, dtype=torch.bool), torch.ones(2, 5, 32, dtype=torch.bool)
-    layer.eval()
-    change = layer(x) - layer(x, None, nothing)
-    torch.testing.assert_close(layer(x, None, everything), layer(x, None, nothing) + 4 * change)
+    without = layer(x, None, torch.zeros(2, 5, 32))
+    torch.testing.assert_close(layer(x, None, torch.full((2, 5, 32), 4.0)), without + 4 * (layer(x) - without))
 
 
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout"])

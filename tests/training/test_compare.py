@@ -1,5 +1,6 @@
 """Comparing agents: only missing runs start, killed ones resume, failures are reported, numbers match those by hand."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -524,6 +525,55 @@ def test_a_missing_ray_is_named(field, monkeypatch):
     monkeypatch.setattr(compare, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"pip install -e '\.\[ray\]'"):
         field.run("--ray")
+
+
+@pytest.mark.process
+def test_runs_in_one_process(tmp_path, capsys):
+    small = "--total-timesteps 128 --num-envs 4 --num-steps 16 --minibatch-size 32 --update-epochs 1 --num-layers 1"
+    words = ["--out", str(tmp_path), "--agents", "avgpool", "adapool", "--env-ids", NOISY, "--seeds", "1", "2"]
+    words += ["--together", "always", "--", *small.split(), "--eval-episodes", "3", "--no-compile"]
+    compare.main(words)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "4 runs, 0 already finished" and shown[1].startswith("starting 4 runs in one process, see ")
+    assert [line[:5] for line in shown[2:6]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert {agent: len(by_name["SimpleCentroid-1v1v30-v0"]) for agent, by_name in scores.items()} == {
+        "avgpool": 2, "adapool": 2,
+    }  # fmt: skip
+    compare.main(words)
+    assert capsys.readouterr().out.startswith("4 runs, 4 already finished")
+
+
+def test_a_gpu_trains_runs_in_one_process_unless_they_cannot(field, monkeypatch):
+    args, _ = compare.parse(field.arguments())
+    jobs = compare.flatten(compare.plan(args, ("--device", "cuda")))
+    assert compare.trains_together(jobs, args)
+    assert not compare.trains_together(jobs, dataclasses.replace(args, together="never"))
+    assert not compare.trains_together(compare.flatten(compare.plan(args)), args)
+    assert compare.trains_together(compare.flatten(compare.plan(args)), dataclasses.replace(args, together="always"))
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({}, [12]), ({"jobs": 2}, [6, 6]), ({"ray": True}, [3, 3, 3, 3])])
+def test_processes_share_the_runs(field, options, sizes):
+    args, _ = compare.parse(field.arguments())
+    args = dataclasses.replace(args, **options)
+    jobs = compare.flatten(compare.plan(args))
+    batches = []
+
+    def execute(given):
+        batches.extend(given)
+        return [compare.JobResult(batch, problem="lost") for batch in given]
+
+    results = list(compare.run_together(jobs, execute, args))
+    assert [len(batch.jobs) for batch in batches] == sizes and len({batch.folder for batch in batches}) == len(sizes)
+    assert {result.job for result in results} == set(jobs) and {result.problem for result in results} == {"lost"}
+    for batch in batches:
+        cells = {(job.setting, job.agent) for job in batch.jobs}
+        assert len(batch.jobs) == 3 * len(cells)  # all seeds together
+        batch.folder.mkdir(parents=True)  # as its lock does
+        _, program, option, path = batch.command()
+        assert Path(program).name == "many_runs.py" and option == "--commands"
+        assert json.loads(Path(path).read_text()) == [job.command()[1:] for job in batch.jobs]
 
 
 def test_a_real_agent(field):

@@ -5,10 +5,11 @@
 
 import dataclasses
 import os
+import sys
 
 import pytest
 from cases import HEADS
-from helpers import load_agent, load_supervised
+from helpers import ROOT, load_agent, load_supervised
 
 pytest.importorskip("tyro")
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 from noisy_envs.training.accelerate import use_deterministic  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402  torch may be missing
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
+from noisy_envs.training.settings import parse  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -49,6 +51,23 @@ def test_compiled_and_recorded_training_is_plain_training(head, env_id, tmp_path
     (fast, *_), _ = train(agent, tmp_path / "fast", "--env-id", env_id, "--compile")
     for name, value in plain.items():
         assert fast[name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
+
+
+@pytest.mark.parametrize(("head", "env_id"), list(zip(HEADS, ENVIRONMENTS[:3], strict=False)))
+def test_a_run_among_others_is_the_run_alone(head, env_id, tmp_path):
+    sys.path.insert(0, str(ROOT / "agents"))
+    import many_runs
+
+    agent, seeds = load_agent(head), ("1", "2")
+    words = [*SMALL, "--env-id", env_id, "--dropout", "0.1", "--no-compile"]
+    together = [parse(agent, [*words, "--seed", seed, "--run-dir", str(tmp_path / "together")]) for seed in seeds]
+    found = many_runs.run_group(agent, together)
+    for seed, (run, error) in zip(seeds, found, strict=True):
+        alone, _ = train(agent, tmp_path / seed, *words[len(SMALL) :], "--no-cuda-graphs", "--seed", seed)
+        rows = read_metrics(run.folder / "metrics.csv")
+        assert not error and len(rows) == len(alone) == 2
+        for name, value in alone[0].items():
+            assert rows[0][name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
 
 
 def test_a_stopped_run_goes_on(tmp_path):

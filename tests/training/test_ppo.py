@@ -65,7 +65,7 @@ def test_both_flags_mean_terminated():
     end, batch, _, _ = rollout(args, envs, agent, start)
     both = torch.ones_like(batch.terminated)
     batch = batch._replace(terminated=both, truncated=both)
-    assert (ppo.next_values(agent, agent, batch, end.tokens) == 0).all()
+    assert (ppo.next_values(agent, batch, end.tokens) == 0).all()
 
 
 @games
@@ -106,7 +106,7 @@ def test_a_truncated_episode_goes_on_in_principle_and_a_terminated_one_does_not(
     args, envs, agent, start = begin(words)
     end, batch, _, _ = rollout(args, envs, agent, start)
     with torch.no_grad():
-        after = ppo.next_values(agent, agent, batch, end.tokens)
+        after = ppo.next_values(agent, batch, end.tokens)
         expected = agent(batch.final_tokens.flatten(0, 1))[1].view(30, 64)
     torch.testing.assert_close(after, expected * ~batch.terminated)
     assert batch.truncated.any() and ("noisy_envs/BoxWorld-v0" not in words or batch.terminated.any())
@@ -124,7 +124,7 @@ def test_eight_episodes_that_end_together_count_eight():
 def test_what_a_gradient_step_learns_from_is_the_rollout():
     args, envs, agent, start = begin(WORDS)
     end, batch, samples, stats = rollout(args, envs, agent, start)
-    advantage = ppo.advantages(batch, ppo.next_values(agent, agent, batch, end.tokens), args.gamma, args.gae_lambda)
+    advantage = ppo.advantages(batch, ppo.next_values(agent, batch, end.tokens), args.gamma, args.gae_lambda)
     for name in ("tokens", "action", "parameters"):
         assert torch.equal(getattr(samples, name), getattr(batch, name).flatten(0, 1))
     torch.testing.assert_close(samples.target, (advantage + batch.value).flatten())  # which is not normalised
@@ -146,6 +146,16 @@ def test_the_first_ratio_is_one_without_dropout(words):
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
     keep = agent.dropout_masks(128, torch.Generator().manual_seed(0))
     assert (ratio_to(samples, agent, keep) - 1).abs().max() > 1e-4
+
+
+def test_dropout_scales_up_what_it_keeps():
+    args, envs, agent, start = begin([*WORDS, "--dropout", "0.75"])
+    _, _, samples, _ = rollout(args, envs, agent, start)
+    everything = torch.ones(1, 128, agent.spec.num_tokens, args.embed_dim, dtype=torch.bool)
+    _, parts = ppo.ppo_loss(args, agent, samples, everything, torch.tensor(0.0))
+    value = agent(samples.tokens, 4.0 * everything)[1]
+    torch.testing.assert_close(parts["value_loss"], (value - samples.target).square().mean())
+    assert (parts["value_loss"] - (agent(samples.tokens)[1] - samples.target).square().mean()).abs() > 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -290,13 +290,16 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys):
         return collect(*given)
 
     monkeypatch.setattr(ppo, "collect", signalled)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit, match="130"):
-        run(tmp_path, "--total-timesteps", "640")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores Ctrl-C in background jobs
+    try:
+        with pytest.raises(SystemExit, match="130"):
+            run(tmp_path, "--total-timesteps", "640")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "stopped; resume with: python" in capsys.readouterr().err
     (path,) = tmp_path.glob("*/checkpoint.pt")
     assert load_checkpoint(path)["progress"][:2] == [64, 1]
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_trains_in_any_thread(tmp_path):

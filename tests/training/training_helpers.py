@@ -51,7 +51,7 @@ class StoppedRun(Run):
 
     def log(self, *given):
         if self.updates + 1 == self.last:
-            self._stop()
+            self.stop()
         return super().log(*given)
 
     def checkpoint(self, agent, optimizer, generator, state, kl_coef):

@@ -1,0 +1,319 @@
+"""Runs that train together: their weights, Adam's moments, environments and samples are rows of the same arrays.
+
+The network, the loss and the rollout are those of the agent's file, mapped over the runs by `torch.vmap`. Each run has
+its own folder, settings, generator and KL coefficient, so it is the run that its agent's file would make alone, up to
+rounding, and either program can resume it.
+
+Shapes: `S` runs, `P` weights of an agent, `E` controlled agents of a run, `R` = S · E, `T` steps, `M` samples.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+from tqdm import tqdm
+
+from noisy_envs.nn.transformer import EncoderLayer
+from noisy_envs.randomness import derive_seed
+from noisy_envs.training.accelerate import Accelerator
+from noisy_envs.training.envs import EnvState, eval_env_kwargs, make_vec, num_learners, on_gpu
+from noisy_envs.training.evaluation import play_episodes
+from noisy_envs.training.process import on_stop_signal, write_stderr
+from noisy_envs.training.run import STOPPING, Run
+
+LOSS_SETTINGS = ("gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef", "dropout")  # tensors of all runs in `args`
+# settings in which runs that train together may differ
+OWN_SETTINGS = {
+    *LOSS_SETTINGS, "seed", "learning_rate", "kl_coef", "kl_target", "max_grad_norm", "init_std", "run_dir", "resume",
+}  # fmt: skip
+
+
+@dataclass
+class Member:
+    """A run, and what its agent's file would make for it."""
+
+    run: Run
+    agent: Any
+    optimizer: torch.optim.Adam
+    generator: torch.Generator
+    state: EnvState  # where it begins
+    kl_coef: float
+    error: str = ""  # why it ended before the others
+
+
+class RunStack(nn.Module):
+    """The weights of S agents, and their optimizer.
+
+    Attributes:
+        weights: (S, P), a row for each run.
+    """
+
+    def __init__(self, members: list[Member]) -> None:
+        """Copy the weights of the members' agents, and the moments of their optimizers.
+
+        Raises:
+            ValueError: an optimizer is not Adam without weight decay.
+        """
+        super().__init__()
+        self.agent = [members[0].agent]  # in a list: its weights are not parameters of this module
+        shapes = {name: weight.shape for name, weight in members[0].agent.named_parameters()}
+        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes.values()]
+        group = members[0].optimizer.param_groups[0]
+        if type(members[0].optimizer) is not torch.optim.Adam or group["weight_decay"] or group["amsgrad"]:
+            raise ValueError("make_optimizer: expected torch.optim.Adam without weight decay for runs in one process")
+        self._betas, self._eps = group["betas"], group["eps"]
+        self.weights = nn.Parameter(torch.stack([flat(member.agent.parameters()) for member in members]))
+        self._moments = [
+            torch.stack([flat(adam_states(member, name)) for member in members]) for name in ("exp_avg", "exp_avg_sq")
+        ]
+        self._steps = int(next(adam_states(members[0], "step")))
+
+    def call(self, weights: Tensor, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a function of an agent and `inputs` with the agent's weights replaced by a row (P,)."""
+        parts = zip(self._shapes.items(), weights.split(self._sizes), strict=True)
+        row = {f"agent.{name}": part.view(shape) for (name, shape), part in parts}
+        return functional_call(_Call(self.agent[0], function), row, inputs)
+
+    def step(self, rates: Tensor, max_norms: Tensor) -> Tensor:
+        """Clip the gradients, take a step of Adam with the learning rates (S, 1), and return the norms (S,)."""
+        gradient, (mean, square) = self.weights.grad, self._moments
+        assert gradient is not None
+        norms = gradient.norm(dim=1, keepdim=True)
+        gradient = gradient * (max_norms / (norms + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_ does
+        self._steps += 1
+        first, second = self._betas
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        roots = (square / (1 - second**self._steps)).sqrt() + self._eps
+        with torch.no_grad():
+            self.weights.sub_(rates / (1 - first**self._steps) * mean / roots)
+        return norms.squeeze(1)
+
+    def unstack(self, row: int, member: Member) -> None:
+        """Copy a row back into its member's agent and optimizer."""
+        vectors = [self.weights.detach()[row], *(moment[row] for moment in self._moments)]
+        parts = zip(*(vector.clone().split(self._sizes) for vector in vectors), strict=True)
+        with torch.no_grad():
+            for weight, (value, mean, square) in zip(member.agent.parameters(), parts, strict=True):
+                weight.copy_(value.view_as(weight))
+                member.optimizer.state[weight] = {
+                    "step": torch.tensor(float(self._steps)),
+                    "exp_avg": mean.view_as(weight),
+                    "exp_avg_sq": square.view_as(weight),
+                }
+
+
+class _Call(nn.Module):
+    """A function of an agent as the `forward` of a module, which is what `functional_call` calls."""
+
+    def __init__(self, agent: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.agent, self._function = agent, function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(self.agent, *inputs)
+
+
+def flat(tensors: Any) -> Tensor:
+    """Return the numbers of all tensors, (P,)."""
+    return torch.cat([x.detach().flatten() for x in tensors])
+
+
+def adam_states(member: Member, name: str) -> Iterator[Tensor]:
+    """Yield a state of Adam for each weight: zeros before the first step."""
+    for weight in member.agent.parameters():
+        state = member.optimizer.state.get(weight, {})
+        yield state.get(name, torch.zeros(()) if name == "step" else torch.zeros_like(weight))
+
+
+class ManyRuns:
+    """Runs of one agent that train together, as rows of the same arrays.
+
+    Attributes:
+        members: the runs; a run with an `error` has ended.
+        args: settings of the first run, for what the runs have in common.
+        agent: of the first run: the network, called by `stack` with the weights of each run.
+        stack: weights of all runs.
+        numbers: settings of the loss of each run, (S,) each.
+        envs: environments, whose step takes those of all runs.
+        state: where the environments of all runs begin.
+        record: records a function of tensors as a CUDA graph where runs of these settings do.
+        gradient: as that of `noisy_envs.training.accelerate.Accelerator`.
+    """
+
+    def __init__(self, module: ModuleType, runs: list[Run]) -> None:
+        """Make what the runs need, or restore it from their checkpoints.
+
+        Args:
+            module: the agent's file.
+            runs: with equal settings but for `OWN_SETTINGS`, at the same update.
+
+        Raises:
+            ValueError, OSError: naming a file that cannot be resumed.
+            FloatingPointError: a first observation is not finite.
+        """
+        self._module, self.args = module, runs[0].local_args
+        self.envs = runs[0].make_envs()
+        self.members = [self._begin(run) for run in runs]
+        self.agent = self.members[0].agent
+        for layer in self.agent.modules():
+            if isinstance(layer, EncoderLayer):
+                layer.narrow = False  # vmap knows neither its kernels nor its gradient
+        self.stack = RunStack(self.members)
+        self.state: EnvState = tree_map(lambda *parts: torch.cat(parts), *(member.state for member in self.members))
+        self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS}
+        accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
+        self.record, self.gradient = accelerator.record, accelerator.gradient
+        self._stopping = False
+
+    def _begin(self, run: Run) -> Member:
+        args, envs = run.local_args, run.make_envs(self.envs)
+        agent = self._module.Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()
+        optimizer, generator = self._module.make_optimizer(args, agent), run.generator()
+        state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)
+        return Member(run, agent, optimizer, generator, state, kl_coef)
+
+    def _setting(self, name: str) -> Tensor:
+        """Return a setting of all runs, (S,)."""
+        return self.stack.weights.new_tensor([getattr(member.run.args, name) for member in self.members])
+
+    def __len__(self) -> int:
+        """Return the number of runs, S."""
+        return len(self.members)
+
+    @property
+    def running(self) -> list[Member]:
+        """The runs that have not ended with an error."""
+        return [member for member in self.members if not member.error]
+
+    def kl_coefs(self) -> Tensor:
+        """Return the KL coefficients of all runs, (S,)."""
+        return self.stack.weights.new_tensor([member.kl_coef for member in self.members])
+
+    def noise(self) -> Tensor:
+        """Draw the action noise of a rollout (T, R, A), for each run from its own generator."""
+        shape, distribution = (self.args.num_steps, self.envs.num_learners), self.agent.distribution
+        return torch.cat([distribution.noise(shape, self.args.device, x.generator) for x in self.members], dim=1)
+
+    def minibatches(self, samples: Any) -> Iterator[Any]:
+        """Yield random splits of samples (S, M, ...), in each run as `accelerate.minibatches` splits its own."""
+        count, size = samples[0].shape[1], self.args.minibatch_size
+        if size == count:
+            yield samples
+            return
+        generators = [member.generator for member in self.members]
+        order = torch.stack([torch.randperm(count, generator=x, device=x.device) for x in generators])
+        for rows in order.split(size, dim=1):
+            yield type(samples)(*(x[torch.arange(len(self), device=x.device)[:, None], rows] for x in samples))
+
+    def dropout_masks(self) -> Tensor | None:
+        """Draw what dropout keeps of a minibatch: (S, layers, M, N, H), None if no run has dropout."""
+        masks = [
+            member.agent.dropout_masks(self.args.minibatch_size, member.generator) if member.run.args.dropout else None
+            for member in self.members
+        ]
+        drawn = next((mask for mask in masks if mask is not None), None)
+        return None if drawn is None else torch.stack([torch.ones_like(drawn) if x is None else x for x in masks])
+
+    def step(self, iteration: int) -> Tensor:
+        """Take a step of the optimizer in iteration number `iteration`, and return the norms of the gradients (S,)."""
+        rates = [self._rate(member, iteration) for member in self.members]
+        for member, rate in zip(self.members, rates, strict=True):
+            member.optimizer.param_groups[0]["lr"] = rate  # which a checkpoint holds
+        max_norms = self._setting("max_grad_norm")
+        return self.stack.step(max_norms.new_tensor(rates)[:, None], max_norms[:, None])
+
+    def _rate(self, member: Member, iteration: int) -> float:
+        rate: float = self._module.learning_rate(member.run.args, iteration / member.run.num_iterations)
+        return rate
+
+    def iterations(self) -> Iterator[int]:
+        """Yield the numbers of the updates that are left, and show progress; a signal ends it after a checkpoint."""
+        first = self.members[0].run
+        total, step = (len(self) * steps for steps in (self.args.total_timesteps, first.step))
+        options: dict[str, Any] = {"unit": " steps", "unit_scale": True, "dynamic_ncols": True}
+        options["mininterval"] = 0.5 if sys.stderr.isatty() else 15
+        with on_stop_signal(self._stop, once=True), tqdm(total=total, initial=step, **options) as bar:
+            for iteration in range(first.updates, first.num_iterations):
+                if self._stopping or not self.running:
+                    break
+                for member in self.running:
+                    member.run.start_update()
+                yield iteration
+                bar.update(len(self) * first.step_size)
+        for member in self.members:
+            member.run.close_metrics()
+        if self._stopping:
+            raise KeyboardInterrupt
+
+    def _stop(self, *_: Any) -> None:
+        self._stopping = True
+        for member in self.members:
+            member.run.stop()
+        write_stderr(STOPPING)
+
+    def log(self, iteration: int, losses: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
+        """Record an update in the metrics of each run, and adapt its KL coefficient.
+
+        Args:
+            iteration: number of the update.
+            losses, stats: as `Run.log` takes them, (S,) each.
+        """
+        table = torch.stack([x.double() for x in (*losses.values(), *stats.values())]).cpu()  # waits for the device
+        for member, column in zip(self.members, table.unbind(1), strict=True):
+            if member.error:
+                continue
+            numbers = column.unbind()
+            own = dict(zip(losses, numbers, strict=False)), dict(zip(stats, numbers[len(losses) :], strict=True))
+            try:
+                values = member.run.log(self._rate(member, iteration), *own)
+            except FloatingPointError as error:
+                member.error = str(error)
+            else:
+                member.kl_coef = self._module.adapt(member.run.args, member.kl_coef, values["approx_kl"])
+
+    def checkpoint(self, state: EnvState) -> None:
+        """Save each run, where `Run.checkpoint` saves one."""
+        if not (self._stopping or any(member.run.checkpoint_due for member in self.running)):
+            return
+        for row, member in enumerate(self.members):
+            if not member.error:
+                self.stack.unstack(row, member)
+                own = tree_map(lambda x: x.unflatten(0, (len(self), -1))[row], state)  # noqa: B023  called at once
+                member.run.checkpoint(member.agent, member.optimizer, member.generator, own, member.kl_coef)
+
+    def evaluate(self, policy: Callable[[Tensor], Tensor]) -> None:
+        """Play the episodes of all runs' evaluations at once, and write the summary of each run.
+
+        `policy` maps the tokens of all runs, run after run, to parameters of the action distribution.
+        """
+        args, start, count = self.args, time.perf_counter(), self.args.eval_episodes
+        envs = make_vec(args, len(self) * count, eval_env_kwargs(args))
+        seeds = [derive_seed(x.run.args.seed, "evaluate") + i for x in self.members for i in range(count)]
+        tokens, _ = envs.reset(seed=seeds)
+        generators = [torch.Generator(args.device).manual_seed(member.run.args.seed) for member in self.members]
+        distribution, shape = self.agent.distribution, (count * num_learners(args),)
+
+        def act(tokens: Tensor) -> Tensor:
+            parameters = policy(tokens)
+            if args.eval_deterministic:
+                action: Tensor = distribution.mode(parameters)
+                return action
+            noise = torch.cat([distribution.noise(shape, args.device, generator) for generator in generators])
+            action = distribution.sample(parameters, noise)
+            return action
+
+        returns = play_episodes(envs, tokens.flatten(0, -3), act).reshape(len(self), count)
+        envs.close()
+        for member, own in zip(self.members, returns, strict=True):
+            if not member.error:
+                member.run.summarize(member.agent, own, start)
