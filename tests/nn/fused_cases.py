@@ -130,7 +130,8 @@ def loss_of(module, args, agent, samples, keep, coefficients, dual_clip):
     args = dataclasses.replace(args, clip_coef=clip, ent_coef=entropy, vf_coef=value)
     loss, parts = module.ppo_loss(args, agent, samples, keep, kl)
     if dual_clip:
-        parameters, _ = agent(samples.tokens, keep)
+        factor = None if keep is None else keep.to(samples.target.dtype) / (1 - args.dropout)
+        parameters, _ = agent(samples.tokens, factor)
         ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
         objective = torch.min(samples.advantage * ratio, samples.advantage * ratio.clamp(1 - clip, 1 + clip))
         bounded = torch.where(samples.advantage < 0, objective.maximum(bound * samples.advantage), objective)
