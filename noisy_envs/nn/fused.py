@@ -1,0 +1,189 @@
+"""PPO's loss and its gradient in one CUDA kernel, for the small networks of agents/ppo_*.py, of many runs at once.
+
+The kernel takes what `fits` allows: encoders whose heads have a width of one, in float32, on a GPU. It computes the
+agents' own loss with the same weights, in another order of sums; `cuda/kernels.cu` says how, `fused_source` what it is
+compiled for.
+
+Shapes: S runs, M samples each, N tokens, D features, A actions, P parameters of an action distribution, W weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisy_envs.nn import cuda_program
+from noisy_envs.nn.fused_source import (
+    COEFFICIENTS,
+    PARTS,
+    Lanes,
+    Network,
+    choose_lanes,
+    memory_sizes,
+    num_weights,
+    source,
+    unsupported,
+)
+
+MIN_CAPABILITY = 8, 0  # of a GPU: TF32 and reductions of a warp
+REDUCTION_THREADS = 256  # of `add_blocks`
+MAX_INDEX = 2**31 - 1  # the kernel counts a run's numbers in int32
+
+
+def fits(agent: Any, network: Network, device: torch.device | str) -> str | None:
+    """Return why the kernels do not compute an agent on a device, in a line, or None if they do.
+
+    Args:
+        agent: an agent of agents/ppo_*.py.
+        network: its description, by `network_of`.
+        device: where it would learn.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"device={device}: the kernel takes a GPU of NVIDIA"
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.cuda is None or capability < MIN_CAPABILITY:
+        return f"capability={capability}: the kernel takes a GPU of NVIDIA, at least {MIN_CAPABILITY}"
+    reason = unsupported(agent, network) or cuda_program.missing()
+    if reason is None and choose_lanes(network, shared_memory(device)) is None:
+        return f"shared memory of {shared_memory(device)} bytes: the kernel takes more for this network"
+    return reason
+
+
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a block can have."""
+    from cuda.bindings import driver
+
+    torch.cuda.get_device_properties(device)  # starts CUDA
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.cuDeviceGetAttribute(attribute, index)[1])
+
+
+class _Kernels:
+    """What both kinds of kernels share: the program, and how the work is divided."""
+
+    def __init__(
+        self, network: Network, offsets: dict[str, int], shape: tuple[int, int], device: torch.device, lanes: Lanes | None
+    ) -> None:
+        self.network, self.device = network, device
+        chosen = lanes or choose_lanes(network, shared_memory(device))
+        if chosen is None:
+            raise ValueError(f"device={device}: expected more shared memory")
+        self.lanes, self.sizes = chosen, memory_sizes(network, chosen)
+        self.runs, self.samples = shape
+        if self.samples * network.num_tokens * network.num_features > MAX_INDEX:
+            raise ValueError(f"samples={self.samples}: expected at most {MAX_INDEX} numbers of a run")
+        properties = torch.cuda.get_device_properties(device)
+        architecture = f"sm_{properties.major}{properties.minor}"
+        code = cuda_program.compile_source(source(network, chosen, offsets), architecture)
+        self.program = cuda_program.Program(code, device)
+        tasks = -(-self.samples // chosen.samples)  # of a run, one for a warp at a time
+        self.blocks = max(1, min(properties.multi_processor_count // self.runs, tasks))
+        self.grid, self.threads = (self.runs * self.blocks, 1), 32 * chosen.warps
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.device)
+
+    def check(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != self.device:
+            found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            raise ValueError(f"{name}: expected {dtype} {shape} on {self.device}, contiguous, got {found}")
+
+
+class FusedGradient:
+    """The gradient of PPO's loss.
+
+    Args:
+        network: what the kernel is compiled for.
+        offsets: where the weights lie, by `weight_offsets`.
+        shape: (S, M).
+        device: a GPU.
+        lanes: how warps are divided; None for the best known.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        offsets: dict[str, int],
+        shape: tuple[int, int],
+        device: torch.device,
+        lanes: Lanes | None = None,
+    ) -> None:
+        """Compile the kernel, or load it from the disk, and allocate its memory."""
+        self._kernels = kernels = _Kernels(network, offsets, shape, device, lanes)
+        sizes, blocks = kernels.sizes, kernels.runs * kernels.blocks
+        self._gradient = kernels.program.kernel("gradient", sizes.shared_bytes)
+        self._add_blocks = kernels.program.kernel("add_blocks", 4 * REDUCTION_THREADS)
+        self._scratch = kernels.empty(blocks * kernels.lanes.warps, sizes.scratch_floats)
+        self._sums = kernels.empty(blocks, sizes.sums)
+        self._grad = kernels.empty(kernels.runs, num_weights(network))
+        self._parts = kernels.empty(kernels.runs, len(PARTS))
+
+    def __call__(
+        self, weights: Tensor, samples: Sequence[Tensor], keys: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradients (S, W) and the parts of the loss (S, 5), see `PARTS`; the next call overwrites both.
+
+        All tensors are contiguous, and float32 but for discrete actions and keys.
+
+        Args:
+            weights: (S, W), each run's weights one after another in the order of `named_parameters`.
+            samples: tokens (S, M, N, D), action (S, M, A) or int64 (S, M), parameters (S, M, P), log_prob, advantage
+                and target (S, M), as the agents' `Samples`.
+            keys: (S, 2) int64, words of 32 bits, of which dropout follows (`dropout_hash.dropout_masks`).
+            coefficients: (S, 6), see `COEFFICIENTS`.
+        """
+        kernels, network = self._kernels, self._kernels.network
+        shape = kernels.runs, kernels.samples
+        action_shape = (*shape, network.num_actions) if network.continuous else shape
+        kernels.check("weights", weights, tuple(self._grad.shape))
+        kernels.check("tokens", samples[0], (*shape, network.num_tokens, network.num_features))
+        kernels.check("action", samples[1], action_shape, torch.float32 if network.continuous else torch.int64)
+        kernels.check("parameters", samples[2], (*shape, network.num_parameters))
+        for name, tensor in zip(("log_prob", "advantage", "target"), samples[3:], strict=True):
+            kernels.check(name, tensor, shape)
+        kernels.check("keys", keys, (kernels.runs, 2), torch.int64)
+        kernels.check("coefficients", coefficients, (kernels.runs, len(COEFFICIENTS)))
+        inputs = weights, *samples, keys, coefficients
+        self._gradient(
+            kernels.grid, kernels.threads, *inputs, self._scratch, self._sums, kernels.samples, kernels.blocks
+        )
+        grid = kernels.sizes.sums // 32, kernels.runs
+        self._add_blocks(grid, REDUCTION_THREADS, self._sums, self._grad, self._parts, kernels.blocks)
+        return self._grad, self._parts
+
+
+class FusedPolicy:
+    """The parameters of the action distribution and the values, without gradients and dropout.
+
+    The arguments are those of `FusedGradient`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        offsets: dict[str, int],
+        shape: tuple[int, int],
+        device: torch.device,
+        lanes: Lanes | None = None,
+    ) -> None:
+        """Compile the kernel, or load it from the disk, and allocate its results."""
+        self._kernels = kernels = _Kernels(network, offsets, shape, device, lanes)
+        self._forward = kernels.program.kernel("forward", kernels.sizes.shared_bytes)
+        self._weights_shape = kernels.runs, num_weights(network)
+        self._parameters = kernels.empty(*shape, network.num_parameters)
+        self._values = kernels.empty(*shape)
+
+    def __call__(self, weights: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return parameters (S, M, P) and values (S, M) for tokens (S, M, N, D); the next call overwrites both."""
+        kernels, network = self._kernels, self._kernels.network
+        kernels.check("weights", weights, self._weights_shape)
+        shape = kernels.runs, kernels.samples, network.num_tokens, network.num_features
+        kernels.check("tokens", tokens, shape)
+        results = self._parameters, self._values
+        self._forward(kernels.grid, kernels.threads, weights, tokens, *results, kernels.samples, kernels.blocks)
+        return results
