@@ -67,6 +67,8 @@ class Args:
 
 def map_policy(runs: ManyRuns, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Call each run's agent with its tokens, (S, R', N, D): parameters (S, R', P) and values (S, R')."""
+    if runs.kernels is not None:
+        return runs.kernels.policy(tokens)
     with sdpa_kernel(SDPBackend.MATH):  # the only one that torch.vmap batches
         outputs: tuple[Tensor, Tensor] = torch.vmap(
             lambda weights, x: runs.stack.call(weights, lambda agent, x: agent(x), x)
@@ -131,7 +133,7 @@ def update(runs: ManyRuns, gradient: Gradient, samples: Any, iteration: int) -> 
 
 def train(module: ModuleType, runs: ManyRuns) -> None:
     """Train and evaluate runs of one agent: the loop of the agent's file."""
-    gradient = runs.gradient(runs.stack, make_loss(module, runs), axis=1)
+    gradient = runs.gradient(make_loss(module, runs))
     policy, state = make_policy(runs), runs.state
     collect_rollout = runs.record(lambda state, noise: collect(module, runs, policy, state, noise))
     for iteration in runs.iterations():

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
 from noisy_envs.nn.distributions import Categorical, Gaussian
 from noisy_envs.validation import check_choice
 
@@ -254,7 +252,10 @@ def weight_offsets(network: Network, named: Iterable[tuple[str, Any]]) -> dict[s
                 raise ValueError(f"{name}: the kernel takes equal layers, one after another")
     if network.pool == "AdaPool":
         size = network.embed_dim**2
-        if [offsets[f"pool.{name}.weight"] - offsets["pool.query.weight"] for name in ("key", "value")] != [size, 2 * size]:
+        if [offsets[f"pool.{name}.weight"] - offsets["pool.query.weight"] for name in ("key", "value")] != [
+            size,
+            2 * size,
+        ]:
             raise ValueError("pool.query.weight: the kernel takes query, key and value, one after another")
     return offsets
 

@@ -24,9 +24,10 @@ from tqdm import tqdm
 
 from noisy_envs.nn.transformer import EncoderLayer
 from noisy_envs.randomness import derive_seed
-from noisy_envs.training.accelerate import Accelerator
+from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
 from noisy_envs.training.envs import EnvState, eval_env_kwargs, make_vec, num_learners, on_gpu
 from noisy_envs.training.evaluation import play_episodes
+from noisy_envs.training.kernel import make_fused
 from noisy_envs.training.process import on_stop_signal, write_stderr
 from noisy_envs.training.run import STOPPING, Run
 
@@ -146,8 +147,7 @@ class ManyRuns:
         numbers: settings of the loss of each run, (S,) each.
         envs: environments, whose step takes those of all runs.
         state: where the environments of all runs begin.
-        record: records a function of tensors as a CUDA graph where runs of these settings do.
-        gradient: as that of `noisy_envs.training.accelerate.Accelerator`.
+        kernels: the fused kernels that compute the agents' policies and gradients, None for torch.
     """
 
     def __init__(self, module: ModuleType, runs: list[Run]) -> None:
@@ -171,8 +171,9 @@ class ManyRuns:
         self.stack = RunStack(self.members)
         self.state: EnvState = tree_map(lambda *parts: torch.cat(parts), *(member.state for member in self.members))
         self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS}
-        accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
-        self.record, self.gradient = accelerator.record, accelerator.gradient
+        self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
+        all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
+        self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)
         self._stopping = False
 
     def _begin(self, run: Run) -> Member:
@@ -189,6 +190,21 @@ class ManyRuns:
     def __len__(self) -> int:
         """Return the number of runs, S."""
         return len(self.members)
+
+    def record(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a function of tensors as a CUDA graph, where runs of these settings do."""
+        return self._accelerator.record(function)
+
+    def gradient(self, loss: Loss) -> Gradient:
+        """Return a function that leaves the gradients in `stack.weights.grad`.
+
+        Args:
+            loss: of samples (S, M, ...), dropout masks (S, ...) and KL coefficients (S,), as that of
+                `Accelerator.gradient`; not called where the kernels compute it.
+        """
+        if self.kernels is not None:
+            return self.kernels.gradient
+        return self._accelerator.gradient(self.stack, loss, axis=1)
 
     @property
     def running(self) -> list[Member]:

@@ -14,7 +14,7 @@ from helpers import load_agent
 from torch import nn
 
 from noisy_envs.nn.distributions import Gaussian
-from noisy_envs.nn.dropout_hash import dropout_masks
+from noisy_envs.nn.dropout_hash import hashed_masks
 from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, choose_lanes, network_of, unsupported, weight_offsets
 from noisy_envs.tokens import TokenSpec
 
@@ -176,7 +176,7 @@ def check(case, folder):
     for run, agent in enumerate(agents):
         agent.double()
         sizes = case.layers, case.samples, network.encoder_tokens, case.width
-        keep = dropout_masks(keys[run], sizes, case.dropout) if case.dropout else None
+        keep = hashed_masks(keys[run], sizes, case.dropout) if case.dropout else None
         batch = as_double(type(samples)(*(x[run] for x in samples)))
         loss, expected = loss_of(module, args, agent, batch, keep, coefficients[run], case.dual_clip)
         loss.backward()
