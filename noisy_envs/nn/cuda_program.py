@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def _compile(source: str, architecture: str) -> bytes:
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     nvrtc.nvrtcDestroyProgram(program)
     return bytes(code)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU has: multiprocessors, and bytes of shared memory of a block, at most."""
+
+    multiprocessors: int
+    shared_memory: int
+
+
+def device_limits(device: torch.device) -> Limits:
+    """Return what a GPU has."""
+    from cuda.bindings import driver
+
+    properties = torch.cuda.get_device_properties(device)  # starts CUDA
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Limits(properties.multi_processor_count, _checked(driver.cuDeviceGetAttribute(attribute, index)))
+
+
+def load(source: str, device: torch.device) -> Program:
+    """Compile source for a GPU, or find it in the cache, and load it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return Program(compile_source(source, f"sm_{major}{minor}"), device)
 
 
 class Program:

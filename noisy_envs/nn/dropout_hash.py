@@ -2,7 +2,7 @@
 
 `noisy_envs/nn/cuda/encoder.cuh` computes the same bits.
 
-Shapes: `L` layers, `M` samples, `T` tokens with a class token, `H` width.
+Shapes: L layers, M samples, T tokens with a class token, H width of an embedding.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from noisy_envs.nn import cuda_program
+from noisy_envs.nn.cuda_program import device_limits
 from noisy_envs.nn.fused_source import (
     COEFFICIENTS,
     PARTS,
@@ -48,19 +49,9 @@ def fits(agent: Any, network: Network, device: torch.device | str) -> str | None
     if torch.version.cuda is None or capability < MIN_CAPABILITY:
         return f"capability={capability}: the kernel takes a GPU of NVIDIA, at least {MIN_CAPABILITY}"
     reason = unsupported(agent, network) or cuda_program.missing()
-    if reason is None and choose_lanes(network, shared_memory(device)) is None:
-        return f"shared memory of {shared_memory(device)} bytes: the kernel takes more for this network"
+    if reason is None and choose_lanes(network, device_limits(device).shared_memory) is None:
+        return f"shared_memory={device_limits(device).shared_memory}: the kernel takes more for this network"
     return reason
-
-
-def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a block can have."""
-    from cuda.bindings import driver
-
-    torch.cuda.get_device_properties(device)  # starts CUDA
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(driver.cuDeviceGetAttribute(attribute, index)[1])
 
 
 class _Kernels:
@@ -74,17 +65,15 @@ class _Kernels:
         device: torch.device,
         lanes: Lanes | None,
     ) -> None:
-        self.network, self.device = network, device
-        chosen = lanes or choose_lanes(network, shared_memory(device))
+        limits = device_limits(device)
+        chosen = lanes or choose_lanes(network, limits.shared_memory)
         if chosen is None:
             raise ValueError(f"device={device}: expected more shared memory")
+        self.network = network
+        self.device = torch.empty(0, device=device).device  # with its index
         self.lanes, self.sizes = chosen, memory_sizes(network, chosen)
-        self.runs = runs
-        properties = torch.cuda.get_device_properties(device)
-        architecture = f"sm_{properties.major}{properties.minor}"
-        code = cuda_program.compile_source(source(network, chosen, offsets), architecture)
-        self.program = cuda_program.Program(code, device)
-        self._processors, self.threads = properties.multi_processor_count, 32 * chosen.warps
+        self.program = cuda_program.load(source(network, chosen, offsets), device)
+        self.runs, self.threads, self._multiprocessors = runs, 32 * chosen.warps, limits.multiprocessors
 
     def blocks(self, samples: int) -> int:
         """Return the number of blocks of each run for so many samples.
@@ -95,7 +84,7 @@ class _Kernels:
         if samples * self.network.num_tokens * self.network.num_features > MAX_INDEX:
             raise ValueError(f"samples={samples}: expected at most {MAX_INDEX} numbers of a run")
         tasks = -(-samples // self.lanes.samples)  # one for a warp at a time
-        return max(1, min(self._processors // self.runs, tasks))
+        return max(1, min(self._multiprocessors // self.runs, tasks))
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device)

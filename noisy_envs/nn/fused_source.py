@@ -27,7 +27,7 @@ FILES = "layout.cuh", "warp.cuh", "encoder.cuh", "pooling.cuh", "heads.cuh", "ke
 WIDTHS, MAX_LAYERS, MAX_TOKENS, MAX_ACTIONS = (3, 6, 8), 6, 65, 8
 MAX_TABLE_ROWS = 16  # numeric features and roles: the columns of a matrix fragment
 H100_SHARED_MEMORY = 227 * 1024  # bytes of a block
-# Speed by the tokens of a lane: two share what is read from shared memory; a third one takes registers from other warps.
+# Speed by the tokens of a lane: two share what is read from shared memory, a third one takes other warps' registers.
 ROW_SPEEDS = {1: 0.8, 2: 1.0, 3: 0.9}
 WARPS = 16, 12, 10, 8, 6, 4, 3, 2, 1  # of a block, which takes a whole multiprocessor
 MAX_WARPS = {1: 16, 2: 16, 3: 8}  # by the tokens of a lane, as registers allow
@@ -252,10 +252,8 @@ def weight_offsets(network: Network, named: Iterable[tuple[str, Any]]) -> dict[s
                 raise ValueError(f"{name}: the kernel takes equal layers, one after another")
     if network.pool == "AdaPool":
         size = network.embed_dim**2
-        if [offsets[f"pool.{name}.weight"] - offsets["pool.query.weight"] for name in ("key", "value")] != [
-            size,
-            2 * size,
-        ]:
+        query, key, value = (offsets[f"pool.{name}.weight"] for name in ("query", "key", "value"))
+        if (key, value) != (query + size, query + 2 * size):
             raise ValueError("pool.query.weight: the kernel takes query, key and value, one after another")
     return offsets
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <ucontext.h>
 
 #define DEVICE inline
@@ -119,6 +120,16 @@ inline int launch(int grid_x, int grid_y, int num_threads, int shared_bytes, voi
     return result;
 }
 
+// Calls a kernel with arguments given by their addresses, as a driver does.
+template <typename... A, size_t... I>
+void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<A*>(arguments[I])...);
+}
+template <typename... A> void call(void (*kernel)(A...), void** arguments) {
+    call(kernel, arguments, std::index_sequence_for<A...>());
+}
+static void** arguments;
+
 inline float tensor_float(int bits) {
     const int kept = bits & 0xffffe000;
     float x;
@@ -187,3 +198,11 @@ inline void tensor_core(float (&c)[4], const int (&a)[4], const int (&b)[2]) {
         }
     }
 }
+
+// Lets other languages launch a kernel.
+#define LAUNCHER(name)                                                                                \
+    extern "C" int launch_##name(void** arguments, int grid_x, int grid_y, int threads, int shared) { \
+        emulator::arguments = arguments;                                                              \
+        return emulator::launch(grid_x, grid_y, threads, shared,                                      \
+                                [] { emulator::call(name, emulator::arguments); });                   \
+    }

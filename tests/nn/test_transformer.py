@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from noisy_envs.nn import transformer  # noqa: E402  torch may be missing
-from noisy_envs.nn.dropout_hash import hashed_masks
+from noisy_envs.nn.dropout_hash import hashed_masks  # noqa: E402
 from noisy_envs.nn.transformer import (  # noqa: E402
     EncoderLayer,
     TransformerEncoder,

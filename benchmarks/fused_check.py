@@ -1,0 +1,310 @@
+"""Check and time the fused kernels (`noisy_envs.nn.fused`) on a GPU.
+
+    python benchmarks/fused_check.py                        # compile, check 40 random networks, time the main ones
+    python benchmarks/fused_check.py --compare              # torch.compile of the agent's loss beside it
+    python benchmarks/fused_check.py --variants             # other divisions of a warp beside the chosen ones
+    python benchmarks/fused_check.py --compile-only         # needs no GPU
+    compute-sanitizer python benchmarks/fused_check.py --sanitize
+
+Errors are parts of the largest number of each result, against the agents' own loss by autograd in float64, beside those
+of torch in float32. Times are nanoseconds per sample: the median, the least and the most of several repeats, each over
+several sets of 8,192 samples, replayed as a CUDA graph. The first line of each section says what is new in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "nn")]
+
+import fused_cases  # noqa: E402  (beside the tests, which compare the same way)
+
+from noisy_envs.nn import cuda_program, fused  # noqa: E402
+from noisy_envs.nn.cuda_graph import CudaGraph  # noqa: E402
+from noisy_envs.nn.fused_source import Lanes, choose_lanes, source  # noqa: E402
+
+SAMPLES, SETS, REPEATS, PROCESSES = 8192, 4, 7, 12
+DEVICE = torch.device("cuda:0")
+TAG = {"width": 3, "layers": 6, "continuous": False, "actions": 5}
+BOX = {"width": 6, "layers": 6, "continuous": False, "actions": 4, "roles": 0, "padded": True}
+CENTROID = {"tokens": 32, "width": 8, "layers": 3, "actions": 5}
+SIZES: dict[str, dict[str, Any]] = {
+    "centroid, AdaPool": CENTROID,
+    "centroid, AvgPool": CENTROID | {"pool": "AvgPool"},
+    "centroid, MaxPool": CENTROID | {"pool": "MaxPool"},
+    "centroid, ClsToken": CENTROID | {"pool": "ClsToken"},
+    "tag, AdaPool": TAG | {"tokens": 32},
+    "box world, 8 tokens, AdaPool": BOX | {"tokens": 8},
+    "box world, 50 tokens, AdaPool": BOX | {"tokens": 50},
+}
+VARIANTS: dict[str, list[tuple[int, int, int]]] = {  # tokens of a lane, lanes of a sample, warps
+    "centroid, AdaPool": [(2, 16, 8), (2, 16, 12), (2, 16, 16), (1, 32, 16)],
+    "centroid, ClsToken": [(3, 16, 8), (3, 16, 10), (2, 32, 16)],
+    "tag, AdaPool": [(2, 16, 8), (2, 16, 12), (2, 16, 16), (4, 8, 8)],
+    "box world, 8 tokens, AdaPool": [(2, 4, 8), (2, 4, 12), (1, 8, 16)],
+    "box world, 50 tokens, AdaPool": [(2, 32, 8), (2, 32, 12), (2, 32, 16)],
+}
+
+
+@contextmanager
+def section(name: str) -> Iterator[None]:
+    """Print what a part of the program takes, and go on with the next part after an error."""
+    start = time.perf_counter()
+    print(f"== {name}", flush=True)
+    try:
+        yield
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+    print(f"   ({time.perf_counter() - start:.1f} s)", flush=True)
+
+
+def problem_of(size: dict[str, Any], runs: int, samples: int) -> Any:
+    """Draw a problem of a size: agents, samples and what the kernels are given, on the CPU."""
+    return fused_cases.make_problem(fused_cases.Case(**size, runs=runs, samples=samples))
+
+
+def source_of(problem: Any, lanes: Lanes | None = None) -> str:
+    """Return the source of a problem's kernels."""
+    chosen = lanes or choose_lanes(problem.network)
+    assert chosen is not None
+    return source(problem.network, chosen, problem.offsets)
+
+
+def compile_with_nvcc(text: str, architecture: str) -> bytes:
+    """Compile source by nvcc, where NVRTC does not work."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.cu"
+        path.write_text(text, encoding="utf-8")
+        command = ["nvcc", f"-arch={architecture}", *cuda_program.OPTIONS, "-cubin", "-o", f"{folder}/out", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return (Path(folder) / "out").read_bytes()
+
+
+def compile_all(texts: list[str], architecture: str, nvcc: bool) -> None:
+    """Compile many sources side by side, for later calls of `compile_source`."""
+    architectures, module = [architecture] * len(texts), cast(Any, cuda_program)
+    if nvcc:
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            codes = dict(zip(texts, pool.map(compile_with_nvcc, texts, architectures), strict=True))
+        module.compile_source = lambda text, target: codes.get(text) or compile_with_nvcc(text, target)
+    else:  # into the cache
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as processes:
+            list(processes.map(cuda_program.compile_source, texts, architectures))
+
+
+def report_compilation(architecture: str, sizes: list[str]) -> None:
+    """Compile each size, and load it again from the disk; print the seconds."""
+    for name in sizes:
+        size = SIZES[name]
+        text = source_of(problem_of(size, 1, 4)) + f"// {time.time()}\n"  # that no cache has
+        start = time.perf_counter()
+        code = cuda_program.compile_source(text, architecture)
+        middle = time.perf_counter()
+        cuda_program.compile_source(text, architecture)
+        end = time.perf_counter()
+        print(f"{name}: compiled in {middle - start:.2f} s, read in {end - middle:.4f} s, {len(code)} bytes")
+
+
+def kernels_of(problem: Any, samples: int, lanes: Lanes | None = None) -> tuple[Any, Any]:
+    """Return the gradient and the policy of a problem."""
+    runs = problem.case.runs
+    gradient = fused.FusedGradient(problem.network, problem.offsets, (runs, samples), DEVICE, lanes)
+    return gradient, fused.FusedPolicy(problem.network, problem.offsets, runs, DEVICE, lanes)
+
+
+def check(problem: Any) -> tuple[float, float, str]:
+    """Return the worst error of a problem, torch's own one there, and its name."""
+    gradient, policy = kernels_of(problem, problem.case.samples)
+    grads, parts = gradient(problem.weights, problem.samples, problem.keys, problem.coefficients)
+    found, own = fused_cases.errors(problem, grads, parts, *policy(problem.weights, problem.samples.tokens))
+    name, part = fused_cases.worst(found, own)
+    return (found[name], own[name], name) if part <= 1 else (found[name], own[name], f"{name}: MORE THAN ALLOWED")
+
+
+def check_all(problems: list[Any]) -> None:
+    """Print the worst error of each problem, and of all."""
+    worst, failed = 0.0, 0
+    for problem in problems:
+        try:
+            error, own, name = check(problem.to(DEVICE))
+        except Exception as problem_error:
+            print(f"FAILED {problem.case}: {problem_error!r}", flush=True)
+            failed += 1
+            continue
+        worst = max(worst, error)
+        if "ALLOWED" in name:
+            failed += 1
+            print(f"{error:.1e}, torch {own:.1e}, {name}, {problem.case}", flush=True)
+    print(f"{len(problems)} networks: worst error {worst:.1e}, {failed} failed", flush=True)
+
+
+def nanoseconds(call: Callable[[int], Any], samples: int) -> str:
+    """Time calls on several sets of samples, recorded together: the median, the least and the most per sample."""
+
+    def all_sets() -> torch.Tensor:
+        for number in range(SETS):
+            result: torch.Tensor = call(number)
+        return result
+
+    graph = CudaGraph(all_sets)
+    graph()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    times = []
+    for _ in range(REPEATS):
+        events[0].record()
+        for _ in range(5):
+            graph()
+        events[1].record()
+        torch.cuda.synchronize()
+        times.append(events[0].elapsed_time(events[1]) * 1e6 / (5 * SETS * samples))
+    return f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+
+
+def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
+    """Return weights and samples of several runs, with their keys: the problem's in other orders, copied."""
+    sets = []
+    for number in range(SETS):
+        order = torch.randperm(SAMPLES, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(number))
+        samples = [x[:, order].expand(runs, *x.shape[1:]).contiguous() for x in problem.samples]
+        sets.append((samples, torch.randint(2**32, (runs, 2), device=DEVICE)))
+    return sets
+
+
+def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = (1, 4, 32)) -> None:
+    """Print the times of a size's gradient and policy."""
+    problem = problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
+    for runs in all_runs:
+        sets = sets_of(problem, runs)
+        weights = problem.weights.expand(runs, -1) * torch.linspace(0.9, 1.1, runs, device=DEVICE)[:, None]
+        coefficients = problem.coefficients.expand(runs, -1).contiguous()
+        many = dataclasses.replace(problem, case=dataclasses.replace(problem.case, runs=runs))
+        gradient, policy = kernels_of(many, SAMPLES, lanes)
+
+        def learn(number: int, gradient: Any = gradient, given: Any = (weights, sets, coefficients)) -> torch.Tensor:
+            samples, keys = given[1][number]
+            grad: torch.Tensor = gradient(given[0], samples, keys, given[2])[0]
+            return grad
+
+        def act(number: int, policy: Any = policy, given: Any = (weights, sets)) -> torch.Tensor:
+            parameters: torch.Tensor = policy(given[0], given[1][number][0][0])[0]
+            return parameters
+
+        total = runs * SAMPLES
+        chosen = lanes or choose_lanes(problem.network)
+        print(f"{name}, {chosen}, {runs} runs: gradient {nanoseconds(learn, total)}, forward {nanoseconds(act, total)}")
+    sys.stdout.flush()
+
+
+def time_rollout(name: str) -> None:
+    """Print the time of a policy's step in 64 environments."""
+    problem = problem_of(SIZES[name], 1, 64).to(DEVICE)
+    policy = kernels_of(problem, 64)[1]
+    time_step = nanoseconds(lambda number: policy(problem.weights, problem.samples.tokens)[0], 64)
+    print(f"{name}, 64 samples: forward {time_step} ns per sample", flush=True)
+
+
+def time_torch(name: str) -> None:
+    """Print the time of torch.compile of the agent's loss, with its gradient."""
+    problem = problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
+    agent, case = problem.agents[0], problem.case
+    sizes = case.layers, SAMPLES, problem.network.encoder_tokens, case.width
+    keep = fused_cases.hashed_masks(problem.keys[0], sizes, case.dropout)
+    batches = [type(problem.samples)(*(x[0] for x in samples)) for samples, _ in sets_of(problem, 1)]
+    torch.compiler.reset()
+    options: Any = {"unroll_reductions_threshold": 64}
+    loss = torch.compile(problem.module.ppo_loss, fullgraph=True, dynamic=False, options=options)
+    penalty = torch.tensor(0.4, device=DEVICE)
+    weights = list(agent.parameters())
+
+    def learn(number: int) -> torch.Tensor:
+        value, _ = loss(problem.args, agent, batches[number], keep, penalty)
+        grad: torch.Tensor = torch.autograd.grad(value, weights)[0]
+        return grad
+
+    print(f"{name}: torch.compile {nanoseconds(learn, SAMPLES)}", flush=True)
+
+
+def sanitize() -> None:
+    """Launch each kernel once on a small problem of each size."""
+    for name, size in SIZES.items():
+        problem = problem_of(size, 2, 37).to(DEVICE)
+        gradient, policy = kernels_of(problem, 37)
+        gradient(problem.weights, problem.samples, problem.keys, problem.coefficients)
+        policy(problem.weights, problem.samples.tokens)
+        torch.cuda.synchronize()
+        print(f"{name}: done", flush=True)
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=int, default=40, help="random networks to check")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES), help="networks to time")
+    parser.add_argument("--compare", action="store_true", help="time torch.compile too")
+    parser.add_argument("--variants", action="store_true", help="time other divisions of a warp too")
+    parser.add_argument("--sanitize", action="store_true", help="launch each kernel once, and no more")
+    parser.add_argument("--compile-only", action="store_true", help="compile for sm_90, and no more")
+    parser.add_argument("--nvcc", action="store_true", help="compile by nvcc instead of NVRTC")
+    args = parser.parse_args()
+    reason = cuda_program.missing()
+    if reason is not None:
+        print(f"{reason}: nvcc is used instead", flush=True)
+    nvcc = args.nvcc or reason is not None
+    if nvcc:
+        cast(Any, cuda_program).compile_source = compile_with_nvcc
+    if args.compile_only:
+        report_compilation("sm_90", args.sizes)
+        return
+    major, minor = torch.cuda.get_device_capability(DEVICE)
+    architecture = f"sm_{major}{minor}"
+    print(f"{torch.cuda.get_device_name(DEVICE)}, torch {torch.__version__}")
+    print(f"shared memory of a block: {cuda_program.device_limits(DEVICE).shared_memory} bytes", flush=True)
+    if args.sanitize:
+        sanitize()
+        return
+    variants = {name: [Lanes(*x) for x in VARIANTS.get(name, []) if args.variants] for name in args.sizes}
+    with section("seconds to compile"):
+        report_compilation(architecture, args.sizes[:1])
+    with section("compile all networks"):
+        problems = [fused_cases.make_problem(fused_cases.random_case(seed)) for seed in range(args.networks)]
+        texts = [source_of(problem) for problem in problems]
+        for name in args.sizes:
+            one = problem_of(SIZES[name], 1, 4)
+            texts += [source_of(one, lanes) for lanes in [None, *variants[name]]]
+        compile_all(texts, architecture, nvcc)
+    with section("errors"):
+        check_all(problems)
+    for name in args.sizes:
+        with section(f"ns per sample: {name}"):
+            time_size(name)
+        for lanes in variants[name]:
+            with section(f"ns per sample: {name}, {lanes}"):
+                time_size(name, lanes, (1, 32))
+    with section("a step of a rollout"):
+        time_rollout("centroid, AdaPool")
+    if args.compare:
+        for name in args.sizes:
+            with section(f"ns per sample: torch, {name}"):
+                time_torch(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Networks and samples that the fused kernels are compared on, with the agents' own loss by autograd in float64."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from helpers import load_agent
+from torch import nn
+
+from noisy_envs.nn.distributions import Gaussian
+from noisy_envs.nn.dropout_hash import hashed_masks
+from noisy_envs.nn.fused_source import PARTS, Network, network_of, unsupported, weight_offsets
+from noisy_envs.tokens import TokenSpec
+
+POOLS = {"AdaPool": "adapool", "AvgPool": "avgpool", "MaxPool": "maxpool", "ClsToken": "clstoken"}
+DUAL_CLIP = 1.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and samples to learn from; the fields are those of `Args` and `TokenSpec`."""
+
+    pool: str = "AdaPool"
+    tokens: int = 7
+    features: int = 5
+    roles: int = 4
+    padded: bool = False
+    query: int = 0
+    width: int = 8
+    layers: int = 2
+    scale: str = "embed"
+    continuous: bool = True
+    actions: int = 3
+    tanh: bool = False
+    dual_clip: bool = False
+    dropout: float = 0.1
+    query_vector: bool = False
+    runs: int = 1
+    samples: int = 11  # no multiple of what a block takes at a time
+    repeated: bool = False  # whether tokens occur twice, so that several have the largest number
+    sharpness: float = 1.0  # factor of queries and keys
+    seed: int = 0
+
+
+class TanhGaussian(Gaussian):
+    """Means are hyperbolic tangents of the parameters."""
+
+    def split(self, parameters):
+        mean, log_std = super().split(parameters)
+        return mean.tanh(), log_std
+
+
+def make_agents(case):
+    """Return the agent's module, its settings and an agent of random weights for each run, in float64."""
+    module = load_agent(POOLS[case.pool])
+    args = module.Args(
+        num_layers=case.layers, num_heads=case.width, embed_dim=case.width, feedforward_dim=4 * case.width, role_dim=3,
+        dropout=case.dropout, attention_scale=case.scale, log_std_min=-1.0, log_std_max=0.3,
+    )  # fmt: skip
+    names = [f"feature {i}" for i in range(case.features)]
+    roles = {f"role {i}": i for i in range(case.roles)}
+    marker = -1 if roles else case.features // 2
+    spec = TokenSpec(case.tokens, tuple(names), roles, case.query, marker, padded=case.padded)
+    space = spaces.Box(0, 1, (case.actions,)) if case.continuous else spaces.Discrete(case.actions)
+    agents = []
+    for run in range(case.runs):
+        agent = (WithVectors(module.Agent) if case.query_vector else module.Agent)(args, spec, space)
+        if case.tanh:
+            agent.distribution = TanhGaussian(case.actions, -1.0, 0.3)
+        generator = torch.Generator().manual_seed(100 * case.seed + run)
+        with torch.no_grad():
+            for name, weight in agent.named_parameters():
+                weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.2)
+                if "query_key_value" in name:
+                    weight[: 2 * case.width] *= case.sharpness
+                elif name in ("pool.query.weight", "pool.key.weight"):
+                    weight.mul_(case.sharpness)
+        agents.append(agent.eval())
+    return module, args, agents
+
+
+def WithVectors(kind):
+    """Return a kind of agent that adds learned vectors to the query's token and to all others."""
+
+    class Agent(kind):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.query_vector = nn.Parameter(torch.zeros(2, given[0].embed_dim))
+
+        def embed(self, tokens):
+            extend, self.pool.extend = self.pool.extend, lambda x, mask: (x, mask)
+            x, mask = super().embed(tokens)
+            self.pool.extend = extend
+            x = x + self.query_vector[(torch.arange(x.shape[1], device=x.device) != self.spec.query_index).long()]
+            return extend(x, mask)
+
+    return Agent
+
+
+def make_samples(case, module, agents):
+    """Return samples (S, M, ...) as the kernels take them, in float32."""
+    random = torch.Generator().manual_seed(case.seed)
+    spec, shape = agents[0].spec, (case.runs, case.samples)
+    tokens = torch.randn(*shape, case.tokens, case.features, generator=random)
+    if case.roles:
+        tokens[..., -1] = torch.randint(case.roles, tokens.shape[:-1], generator=random).float()
+    if case.padded:
+        padding = torch.rand(tokens.shape[:-1], generator=random) < 0.4
+        padding[..., 1 if case.query == 0 else 0] = False  # a set of padding alone has no result
+        tokens[padding] = torch.nan
+        tokens[..., spec.padding_feature][padding] = spec.padding
+    if case.repeated:
+        tokens[..., 2:4, :] = tokens[..., 4:6, :]
+    with torch.no_grad():
+        parameters = torch.stack([agent(x)[0] for agent, x in zip(agents, tokens, strict=True)])
+    parameters = parameters + 0.3 * torch.randn(parameters.shape, generator=random)
+    distribution = agents[0].distribution
+    action = distribution.sample(parameters, distribution.noise(shape, "cpu", random))
+    log_prob = distribution.log_prob(parameters, action)
+    advantage, target = torch.randn(2, *shape, generator=random)
+    return module.Samples(tokens, action, parameters, log_prob, advantage, target)
+
+
+def loss_of(module, args, agent, samples, keep, coefficients, dual_clip):
+    """Return the agents' loss and its parts; with dual clipping the plain formula, as no agent has it."""
+    clip, entropy, value, kl, _, bound = coefficients.tolist()
+    args = dataclasses.replace(args, clip_coef=clip, ent_coef=entropy, vf_coef=value)
+    loss, parts = module.ppo_loss(args, agent, samples, keep, kl)
+    if dual_clip:
+        parameters, _ = agent(samples.tokens, keep, args.dropout)
+        ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
+        objective = torch.min(samples.advantage * ratio, samples.advantage * ratio.clamp(1 - clip, 1 + clip))
+        bounded = torch.where(samples.advantage < 0, objective.maximum(bound * samples.advantage), objective)
+        loss = loss - parts["policy_loss"] - bounded.mean()
+        parts["policy_loss"] = -bounded.mean()
+    return loss, parts
+
+
+def as_double(samples):
+    return type(samples)(*(x.double() if x.is_floating_point() else x for x in samples))
+
+
+@dataclass
+class Problem:
+    """A case with its agents, in float32, and what the kernels are given."""
+
+    case: Case
+    module: Any
+    args: Any
+    agents: list[Any]
+    network: Network
+    offsets: dict[str, int]
+    weights: torch.Tensor
+    samples: Any
+    keys: torch.Tensor
+    coefficients: torch.Tensor
+
+    def to(self, device):
+        """Move all tensors to a device."""
+        agents = [agent.to(device) for agent in self.agents]
+        moved = [x.to(device) for x in (self.weights, self.keys, self.coefficients)]
+        samples = type(self.samples)(*(x.to(device).contiguous() for x in self.samples))
+        weights, keys, coefficients = moved
+        return dataclasses.replace(
+            self, agents=agents, weights=weights, samples=samples, keys=keys, coefficients=coefficients
+        )
+
+
+def make_problem(case):
+    """Draw weights, samples and coefficients."""
+    module, args, agents = make_agents(case)
+    network = network_of(
+        agents[0], case.pool, dropout=case.dropout > 0, dual_clip=case.dual_clip, tanh=case.tanh,
+        query_vector=case.query_vector,
+    )  # fmt: skip
+    assert unsupported(agents[0], network) is None
+    offsets = weight_offsets(network, agents[0].named_parameters())
+    samples = make_samples(case, module, agents)
+    random = np.random.default_rng(case.seed)
+    keys = torch.from_numpy(random.integers(2**32, size=(case.runs, 2)))
+    coefficients = torch.tensor([[0.2, 0.03, 0.5, 0.4, case.dropout, DUAL_CLIP]] * case.runs)
+    coefficients[1:, :4] *= torch.from_numpy(random.uniform(0.5, 2, (case.runs - 1, 4))).float()
+    weights = torch.stack([torch.cat([x.detach().flatten() for x in agent.parameters()]) for agent in agents])
+    return Problem(case, module, args, agents, network, offsets, weights, samples, keys, coefficients)
+
+
+def errors(problem, grads, parts, parameters, values):
+    """Return the errors of all results, as parts of the largest number that each should have, and torch's own ones.
+
+    The first are those of the kernels, the second those of the agents in float32: names to numbers.
+    """
+    case, found, own = problem.case, {}, {}
+
+    def compare(errors, name, result, expected):
+        error = ((result.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
+        errors[name] = max(errors.get(name, 0.0), error if np.isfinite(error) else np.inf)
+
+    for run, agent in enumerate(problem.agents):
+        sizes = case.layers, case.samples, problem.network.encoder_tokens, case.width
+        keep = hashed_masks(problem.keys[run], sizes, case.dropout) if case.dropout else None
+        batch = type(problem.samples)(*(x[run] for x in problem.samples))
+        plain = evaluate(problem, agent, batch, keep, run)
+        right = evaluate(problem, agent.double(), as_double(batch), keep, run)
+        kernel = {"parameters": parameters[run], "values": values[run]}
+        kernel |= dict(zip(PARTS, parts[run], strict=True))
+        for name, weight in agent.named_parameters():
+            begin = problem.offsets[name]
+            kernel[name] = grads[run, begin : begin + weight.numel()].view(weight.shape)
+        for name, expected in right.items():
+            compare(found, name, kernel[name], expected)
+            compare(own, name, plain[name], expected)
+    return found, own
+
+
+def evaluate(problem, agent, batch, keep, run):
+    """Return the agent's own results by name: gradients, parts of the loss, parameters and values."""
+    agent.zero_grad()
+    coefficients = problem.coefficients[run]
+    loss, parts = loss_of(problem.module, problem.args, agent, batch, keep, coefficients, problem.case.dual_clip)
+    loss.backward()
+    with torch.no_grad():
+        parameters, values = agent(batch.tokens)
+    results = {name: part.detach() for name, part in parts.items()} | {"parameters": parameters, "values": values}
+    return results | {name: weight.grad.clone() for name, weight in agent.named_parameters()}
+
+
+def worst(found, own):
+    """Return the name of the result whose error is the largest part of what is allowed, and that part.
+
+    Allowed are 1e-5, or five times torch's own error in float32: sharp attention and narrow layer normalisation lose
+    many digits, whoever computes them.
+    """
+    parts = {name: error / max(1e-5, 5 * own[name]) for name, error in found.items()}
+    name = max(parts, key=parts.get)
+    return name, parts[name]
+
+
+def random_case(seed):
+    """Draw a case."""
+    random = np.random.default_rng(seed)
+
+    def one_of(*choices):
+        return choices[random.integers(len(choices))]
+
+    padded, roles = one_of(True, False), one_of(0, 1, 4)
+    tokens = int(random.integers(4, 65))
+    continuous = one_of(True, False)
+    return Case(
+        pool=one_of(*POOLS),
+        tokens=tokens,
+        features=int(random.integers(2, 9)),
+        roles=roles,
+        padded=padded,
+        query=int(random.integers(tokens)),
+        width=one_of(3, 6, 8),
+        layers=int(random.integers(1, 7)),
+        scale=one_of("head", "embed"),
+        continuous=continuous,
+        actions=int(random.integers(1 if continuous else 2, 9)),
+        tanh=continuous and one_of(True, False),
+        dual_clip=one_of(True, False),
+        dropout=one_of(0.0, 0.1, 0.5),
+        query_vector=one_of(True, False),
+        runs=one_of(1, 2),
+        samples=int(random.integers(1, 14)),
+        sharpness=one_of(1.0, 1.0, 3.0),
+        seed=seed,
+    )
