@@ -27,8 +27,9 @@ FILES = "layout.cuh", "warp.cuh", "encoder.cuh", "pooling.cuh", "heads.cuh", "ke
 WIDTHS, MAX_LAYERS, MAX_TOKENS, MAX_ACTIONS = (3, 6, 8), 6, 65, 8
 MAX_TABLE_ROWS = 16  # numeric features and roles: the columns of a matrix fragment
 H100_SHARED_MEMORY = 227 * 1024  # bytes of a block
-# Speed by the tokens of a lane: two share what is read from shared memory, a third one takes other warps' registers.
-ROW_SPEEDS = {1: 0.8, 2: 1.0, 3: 0.9}
+# Speed by the tokens of a lane, which share what is read from shared memory, by the instructions of the compiled code.
+ROW_SPEEDS = {1: 0.87, 2: 1.0, 3: 1.06}
+WAITING_WARPS = 4  # of w warps, w / (w + 4) of the time one of them can go on: 60 % of 8 were measured
 WARPS = 16, 12, 10, 8, 6, 4, 3, 2, 1  # of a block, which takes a whole multiprocessor
 MAX_WARPS = {1: 16, 2: 16, 3: 8}  # by the tokens of a lane, as registers allow
 HIDDEN_UNITS = 32  # of actor and critic: one in each lane of a warp
@@ -178,7 +179,7 @@ def _fits_table(network: Network) -> bool:
 
 
 def choose_lanes(network: Network, shared_memory: int = H100_SHARED_MEMORY) -> Lanes | None:
-    """Choose how a warp is divided: few lanes idle, numbers of a lane fit its registers, warps fit the shared memory.
+    """Choose how a warp is divided: few lanes idle, numbers of a lane fit its registers, warps fit.
 
     Args:
         network: the network.
@@ -187,15 +188,20 @@ def choose_lanes(network: Network, shared_memory: int = H100_SHARED_MEMORY) -> L
     Returns:
         The choice, or None if not even one warp fits.
     """
-    tokens = network.encoder_tokens
-    choices = []
-    for rows, speed in ROW_SPEEDS.items():
-        lanes = min((n for n in (1, 2, 4, 8, 16, 32) if n * rows >= tokens), default=None)
-        if lanes is not None:
-            choices.append((tokens / (rows * lanes) * speed, rows, lanes))
-    _, rows, lanes = max(choices)
-    fitting = (Lanes(rows, lanes, warps) for warps in WARPS if warps <= MAX_WARPS[rows])
-    return next((x for x in fitting if memory_sizes(network, x).shared_bytes <= shared_memory), None)
+    best, best_speed = None, 0.0
+    for rows, row_speed in ROW_SPEEDS.items():
+        lanes = next((n for n in (1, 2, 4, 8, 16, 32) if n * rows >= network.encoder_tokens), None)
+        if lanes is None:
+            continue
+        fitting = (Lanes(rows, lanes, warps) for warps in WARPS if warps <= MAX_WARPS[rows])
+        found = next((x for x in fitting if memory_sizes(network, x).shared_bytes <= shared_memory), None)
+        if found is None:
+            continue
+        busy = network.encoder_tokens / (rows * lanes)
+        speed = busy * row_speed * found.warps / (found.warps + WAITING_WARPS)
+        if speed > best_speed:
+            best, best_speed = found, speed
+    return best
 
 
 def expected_shapes(network: Network) -> dict[str, tuple[int, ...]]:
@@ -320,8 +326,10 @@ def memory_sizes(network: Network, lanes: Lanes) -> MemorySizes:
     heads = sum((width + units + n) * _row_step(units) + 2 * units + _up(n, 4) for n in (network.num_parameters, 1))
     weights = network.num_layers * layer + pooling + table * pad + (2 * pad if network.query_vector else 0) + heads + 4
     rows, head_samples = 32 * lanes.rows, min(lanes.samples, 4)
-    keys = lanes.samples * (tokens * _row_step(3 * pad + (network.padding is not None)) + 4)
-    queries = lanes.samples * (tokens * _row_step(5 * pad) + 4)
+    padded = network.padding is not None
+    stored = _up(tokens, 1 if not padded else 4 if lanes.rows * lanes.lanes % 4 == 0 else 2)
+    keys = lanes.samples * (stored * _row_step(3 * pad + padded) + 4)
+    queries = lanes.samples * (stored * _row_step(5 * pad) + 4)
     products = rows * (2 * _row_step(8) + _row_step(16)) + 4
     head = lanes.samples * 2 * pad + head_samples * (3 * units + 2 * network.num_parameters)
     warp = max(keys, queries, products, _up(head, 4)) + network.num_layers * lanes.samples * 2 * pad
@@ -363,8 +371,6 @@ def constants(network: Network, lanes: Lanes, offsets: dict[str, int]) -> str:
         "PYTHON_SHARED_BYTES": sizes.shared_bytes,
         "PYTHON_SCRATCH_FLOATS": sizes.scratch_floats,
         "PYTHON_SUMS": sizes.sums,
-        "UNROLL_KEYS": 4,
-        "UNROLL_QUERIES": 2,
         "WEIGHTS": num_weights(network),
         "LAYER_STEP": _layer_step(network, offsets),
     } | {f"AT_{name}": offsets.get(weight, 0) for name, weight in WEIGHT_CONSTANTS.items()}

@@ -7,9 +7,19 @@ import pytest
 import torch
 from fused_cases import Case, errors, make_problem, random_case, worst
 from fused_emulation import emulate
+from gymnasium import spaces
 
+from noisy_envs import randomness
 from noisy_envs.nn import cuda_program, fused
-from noisy_envs.nn.fused_source import choose_lanes
+from noisy_envs.nn.dropout_hash import dropout_masks
+from noisy_envs.nn.fused_source import (
+    choose_lanes,
+    memory_sizes,
+    network_of,
+    num_weights,
+    unsupported,
+    weight_offsets,
+)
 
 CASES = {
     "AdaPool, two runs, roles, dual clipping, tanh": Case(runs=2, dual_clip=True, tanh=True),
@@ -70,3 +80,113 @@ def test_loss_and_gradient_are_those_of_autograd(case, device):
 @pytest.mark.parametrize("seed", range(100))
 def test_random_networks(seed, device):
     check(random_case(seed), device)
+
+
+def test_tensors_that_do_not_fit_are_named(device):
+    problem = make_problem(Case(layers=1, samples=3)).to(device)
+    gradient, policy = kernels_of(problem, device)
+    samples = problem.samples
+    given = problem.weights, samples, problem.keys, problem.coefficients
+    wrong = [
+        ("weights", 0, problem.weights[:, 1:]),
+        ("tokens", 1, samples._replace(tokens=samples.tokens.mT)),
+        ("action", 1, samples._replace(action=samples.action.double())),
+        ("target", 1, samples._replace(target=samples.target[:, :2])),
+        ("keys", 2, problem.keys.int()),
+        ("coefficients", 3, problem.coefficients[:, :5]),
+    ]
+    for name, place, tensor in wrong:
+        with pytest.raises(ValueError, match=rf"^{name}: expected"):
+            gradient(*given[:place], tensor, *given[place + 1 :])
+    with pytest.raises(ValueError, match=r"^tokens: expected"):
+        policy(problem.weights, samples.tokens[:, :2])
+
+
+def test_weights_lie_in_the_order_of_named_parameters():
+    problem = make_problem(Case(pool="ClsToken", layers=3))
+    named = [(name, weight.shape) for name, weight in problem.agents[0].named_parameters()]
+    flat = torch.cat([weight.detach().flatten() for weight in problem.agents[0].parameters()])
+    offsets = weight_offsets(problem.network, named)
+    for name, weight in problem.agents[0].named_parameters():
+        assert flat[offsets[name] : offsets[name] + weight.numel()].equal(weight.detach().flatten())
+    assert num_weights(problem.network) == len(flat)
+    for changed, expected in [
+        (named[1:], f"{named[0][0]}: the kernel takes the shape .*, got None"),
+        ([*named, ("other", (1,))], "other: the kernel takes the shape None"),
+        ([(named[0][0], (7, 7)), *named[1:]], f"{named[0][0]}: .* got \\(7, 7\\)"),
+        (sorted(named, key=lambda pair: pair[0][::-1]), "equal layers"),
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            weight_offsets(problem.network, changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_heads": 4}, "num_heads=4: the kernel takes embed_dim=8"),
+        ({"embed_dim": 16, "num_heads": 16, "feedforward_dim": 64}, "embed_dim=16: the kernel takes one of 3, 6, 8"),
+        ({"feedforward_dim": 16}, "feedforward_dim=16: the kernel takes 32"),
+        ({"mlp_dim": 64}, "mlp_dim=64: the kernel takes 32"),
+        ({"num_layers": 7}, "num_layers=7: the kernel takes 1 to 6"),
+    ],
+)
+def test_other_networks_are_refused_with_a_reason(changes, expected):
+    problem = make_problem(Case())
+    agent = problem.module.Agent(
+        dataclasses.replace(problem.args, **changes), problem.agents[0].spec, spaces.Box(0, 1, (3,))
+    )
+    network = network_of(agent, "AdaPool", dropout=True)
+    assert unsupported(agent, network) == expected
+    assert "takes a GPU" in fused.fits(agent, network, "cpu")
+    assert unsupported(problem.agents[0].double(), problem.network) == "weights: the kernel takes float32"
+
+
+@pytest.mark.parametrize("width", [3, 6, 8])
+@pytest.mark.parametrize("memory", [227, 163, 99])
+def test_every_number_of_tokens_fits_a_warp(width, memory):
+    plain = make_problem(Case(width=width, layers=1)).network
+    for tokens in range(4, 66):
+        network = dataclasses.replace(plain, num_tokens=tokens, num_layers=6, padding=-1.0)
+        lanes = choose_lanes(network, memory * 1024)
+        assert tokens <= lanes.rows * lanes.lanes and lanes.lanes <= 32
+        assert memory_sizes(network, lanes).shared_bytes <= memory * 1024
+        assert lanes.warps >= (2 if memory == 99 else 4)
+
+
+def test_dropout_is_the_hash_of_keys_and_index():
+    keys, rate = torch.tensor([2**32 - 1, 12345]), 0.3
+    kept = dropout_masks(keys, (3, 4, 5, 7), rate)
+    layer, sample, token, feature = 2, 3, 4, 5
+    index = ((sample * 3 + layer) * 5 + token) * 4 + feature // 2
+    word = randomness._mix(randomness._mix((2**32 - 1 + index * randomness.WEYL) & randomness.MASK) ^ 12345)
+    assert kept[layer, sample, token, feature] == (word >> 16 >= round(rate * 2**16))
+    assert kept[layer, sample, token, feature - 1] == (word & 0xFFFF >= round(rate * 2**16))
+    many = dropout_masks(keys, (2, 500, 10, 8), rate).float()
+    assert abs(many.mean() - 0.7) < 0.01
+    assert dropout_masks(keys, (1, 2, 3, 3), 0.0).all()
+
+
+def test_compiled_code_is_kept_and_a_damaged_file_is_compiled_again(monkeypatch, tmp_path):
+    compiled = []
+
+    def compile(source, architecture):
+        compiled.append(source)
+        return f"{source} for {architecture}".encode()
+
+    monkeypatch.setenv("NOISY_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cuda_program, "_compile", compile)
+    monkeypatch.setattr(cuda_program, "_nvrtc_version", lambda: (13, 0))
+    for _ in range(2):
+        assert cuda_program.compile_source("a", "sm_90") == b"a for sm_90"
+    assert compiled == ["a"]
+    (file,) = (tmp_path / "cache").glob("*.cubin")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert cuda_program.compile_source("a", "sm_90") == b"a for sm_90"
+    cuda_program.compile_source("a", "sm_80")
+    monkeypatch.setattr(cuda_program, "_nvrtc_version", lambda: (13, 1))
+    cuda_program.compile_source("a", "sm_90")
+    assert compiled == ["a"] * 4
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NOISY_ENVS_CACHE", str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept"):
+        assert cuda_program.compile_source("b", "sm_90") == b"b for sm_90"

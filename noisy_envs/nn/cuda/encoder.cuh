@@ -137,12 +137,13 @@ DEVICE void load_group(const float* p, float (&x)[4]) {
     x[0] = f.x, x[1] = f.y, x[2] = f.z, x[3] = f.w;
 }
 
-// The number of tokens that loops over pairs visit: up to the last key of all samples of the warp, and the query.
+// The number of tokens that loops over pairs visit: up to the last key of all samples of the warp, and the query, whose
+// own row of gradients counts even if it is padding.
 DEVICE int last_token(const Lane& at) {
     if constexpr (!PADDED) return TOKENS;
     int last = QUERY;
     EACH(r, ROWS) last = at.key[r] ? max_of(last, at.token(r)) : last;
-    return max_warp(last) + 1;
+    return KEYS * ceil_div(max_warp(last) + 1, KEYS);
 }
 
 // Shifts keys by the middle of their range over a sample's tokens, and stores the middles and half the ranges.
@@ -182,7 +183,7 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
     float* key_range = key_range_of(at, layer);
     center_keys(at, key_range, k);
     float* keys = at.shared + at.sample * KEY_SAMPLE;
-    EACH(r, ROWS) if (at.exists(r)) {
+    EACH(r, ROWS) if (at.stored(r)) {
         float* row = keys + at.token(r) * KEY_STEP;
         Vector kept_k, kept_v, product;
         EACH(c, WIDTH) {
@@ -204,13 +205,13 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         float largest[ROWS][GROUP];
         EACH(r, ROWS) EACH(c, GROUP) largest[r][c] = fabsf(q[r][g * GROUP + c]) * half.v[g * GROUP + c];
 #pragma unroll UNROLL_KEYS
-        for (int j = 0; j < visited; j++) {
-            const float* row = keys + j * KEY_STEP + 4 * g;
+        for (int begin = 0; begin < visited; begin += KEYS) EACH(j, KEYS) {
+            const float* row = keys + (begin + j) * KEY_STEP + 4 * g;
             float kj[4], vj[4], kvj[4];
             load_group(row, kj);
             load_group(row + PAD, vj);
             if constexpr (TRAIN) load_group(row + 2 * PAD, kvj);
-            const float one = PADDED ? keys[j * KEY_STEP + 3 * PAD] : 1.0f;
+            const float one = PADDED ? keys[(begin + j) * KEY_STEP + 3 * PAD] : 1.0f;
             EACH(r, ROWS) EACH(c, GROUP) {
                 const float p = exp2_fast(fmaf(q[r][g * GROUP + c], kj[c], -largest[r][c]));
                 total[r][c] = PADDED ? fmaf(p, one, total[r][c]) : total[r][c] + p;
@@ -248,7 +249,7 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
 // q do / total and q do o / total, with o its output and do the gradient of that.
 DEVICE void store_queries(const Lane& at, const Rows& q, const Padded& half, const Rows& scaled_do, const Rows& mixed) {
     float* queries = at.shared + at.sample * QUERY_SAMPLE;
-    EACH(r, ROWS) if (at.exists(r)) {
+    EACH(r, ROWS) if (at.stored(r)) {
         float* row = queries + at.token(r) * QUERY_STEP;
         Vector largest, product, product_mixed;
         EACH(c, WIDTH) {
@@ -271,8 +272,8 @@ DEVICE void sum_queries(const Lane& at, int visited, const Rows& k, const Rows& 
     for (int g = 0; g < GROUPS; g++) {
         float sum_do[ROWS][GROUP] = {}, sum_qdo[ROWS][GROUP] = {}, sum_qdoo[ROWS][GROUP] = {};
 #pragma unroll UNROLL_QUERIES
-        for (int i = 0; i < visited; i++) {
-            const float* row = queries + i * QUERY_STEP + 4 * g;
+        for (int begin = 0; begin < visited; begin += QUERIES) EACH(i, QUERIES) {
+            const float* row = queries + (begin + i) * QUERY_STEP + 4 * g;
             float q[4], largest[4], d[4], qd[4], qdo[4];
             load_group(row, q);
             load_group(row + PAD, largest);

@@ -44,7 +44,11 @@ DEVICE float load_added(const float* p) { return __ldcg(p); }
 // Additions to device memory that nothing waits for; the second one needs p at a multiple of 8 bytes.
 DEVICE void add(float* p, float x) { asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 DEVICE void add2(float* p, float x, float y) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
+#else
+    add(p, x), add(p + 1, y);
+#endif
 }
 
 // c += a b on the tensor cores, for a (16, 8), b (8, 8) and c (16, 8) in the fragment layouts of the PTX manual,

@@ -28,6 +28,12 @@ constexpr int SAMPLES = 32 / LANES;
 constexpr int WARP_ROWS = 32 * ROWS;
 static_assert(ROWS * LANES >= TOKENS && 32 % LANES == 0, "the tokens of a sample fit its lanes");
 
+// Loops over pairs visit all tokens, or with padding those up to the last one that is none, KEYS or QUERIES at a time.
+constexpr int KEYS = !PADDED ? 1 : ROWS * LANES % 4 == 0 ? 4 : 2;
+constexpr int QUERIES = PADDED ? 2 : 1;
+constexpr int STORED = KEYS * ceil_div(TOKENS, KEYS);  // tokens of a sample in shared memory
+constexpr int UNROLL_KEYS = 4 / KEYS, UNROLL_QUERIES = 2 / QUERIES;
+
 // ---- vectors of WIDTH numbers, in memory padded to float4
 constexpr int PAD = 4 * ceil_div(WIDTH, 4);
 // Loops over pairs of tokens take so many heads at a time, as one float4 each of keys, values and so on.
@@ -89,8 +95,8 @@ constexpr int PAIR_STEP = row_step(16);                       // of rows of two 
 constexpr int CHUNK = HIDDEN / ceil_div(HIDDEN, 8);           // hidden units whose gradients are summed at a time
 constexpr int KEY_STEP = row_step(3 * PAD + PADDED);          // k, v, k v, and 1 or 0 for padding
 constexpr int QUERY_STEP = row_step(5 * PAD);                 // see `store_queries`
-constexpr int KEY_SAMPLE = TOKENS * KEY_STEP + 4;             // + 4: samples lie in different banks
-constexpr int QUERY_SAMPLE = TOKENS * QUERY_STEP + 4;
+constexpr int KEY_SAMPLE = STORED * KEY_STEP + 4;             // + 4: samples lie in different banks
+constexpr int QUERY_SAMPLE = STORED * QUERY_STEP + 4;
 constexpr int HEAD_SIZE = SAMPLES * 2 * PAD + HEAD_SAMPLES * (3 * UNITS + 2 * PARAMETERS);
 
 struct WarpAt {

@@ -18,6 +18,7 @@ struct Lane {
 
     DEVICE int token(int r) const { return first + r * LANES; }
     DEVICE bool exists(int r) const { return ROWS * LANES == TOKENS || token(r) < TOKENS; }
+    DEVICE bool stored(int r) const { return ROWS * LANES == STORED || token(r) < STORED; }
     DEVICE bool is_input(int r) const { return exists(r) && token(r) >= CLASS_TOKENS; }
     DEVICE int row(int r) const { return r * 32 + lane; }
 };
