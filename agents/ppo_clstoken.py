@@ -171,7 +171,7 @@ class Agent(nn.Module):
         return self.actor(pooled), self.critic(pooled).squeeze(-1)
 
     def dropout_masks(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draw which numbers dropout keeps in an update: bool (layers, M, N, H), or on a GPU keys (2,) of a hash."""
+        """Draw which numbers dropout keeps in an update: bool (layers, M, N, H), or keys (2,) of a hash."""
         return self.encoder.dropout_masks(num_samples, self.spec.num_tokens + self.pool.num_extra_tokens, generator)
 
 

@@ -103,7 +103,12 @@ class TransformerEncoder(nn.Module):
         attention_dropout: probability of dropping an attention weight, in training mode.
         tokens_first: compute on (N, B, H) inside, if heads are narrow: compiled loops on a CPU then read the numbers
             of neighbouring sets from neighbouring places.
+
+    Attributes:
+        hash_dropout: whether `dropout_masks` draws keys, from which the fused kernel computes masks.
     """
+
+    hash_dropout = False
 
     def __init__(
         self,
@@ -165,9 +170,9 @@ class TransformerEncoder(nn.Module):
     def dropout_masks(self, num_sets: int, num_tokens: int, generator: torch.Generator) -> Tensor:
         """Draw which numbers dropout keeps, on the generator's device: bool (layers, B, N, H).
 
-        On a GPU the result is int64 (2,), the keys of `noisy_envs.nn.dropout_hash`: masks need not be stored there.
+        With `hash_dropout` the result is int64 (2,), the keys of `noisy_envs.nn.dropout_hash`, which tell the same.
         """
-        if generator.device.type == "cuda":
+        if self.hash_dropout:
             return torch.randint(2**32, (2,), generator=generator, device=generator.device)
         rows = (num_tokens, num_sets) if self.tokens_first else (num_sets, num_tokens)
         keep = torch.empty((len(self.layers), *rows, self.embed_dim), dtype=torch.bool, device=generator.device)

@@ -174,6 +174,9 @@ class ManyRuns:
         self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
         all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
         self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)
+        if self.kernels is not None:
+            for member in self.members:
+                member.agent.encoder.hash_dropout = True
         self._stopping = False
 
     def _begin(self, run: Run) -> Member:

@@ -132,6 +132,7 @@ class Run(Accelerator):
         if self._kernels is None:
             return super().gradient(model, loss, axis)
         kernels = self._kernels
+        model.encoder.hash_dropout = True
         share_weights(model, weights)
         share_gradient(model, weights)
 
