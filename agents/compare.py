@@ -51,7 +51,7 @@ from noisy_envs.training.process import (
     on_stop_signal,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
-from noisy_envs.training.sweep import JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
+from noisy_envs.training.sweep import STOPPED, JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
@@ -172,6 +172,12 @@ class Job(NamedTuple):
         """Name the run in messages."""
         return f"{self.setting.name} {self.agent} seed {self.seed}"
 
+    @property
+    def log(self) -> Path:
+        """Output of the run; of a run in a process with others, their folder with the output of each process."""
+        own = self.folder / "log.txt"
+        return own if own.exists() or not self.folder.exists() else self.folder.parents[2] / "together"
+
     def run(self) -> Path | None:
         """Return the folder of the run, as `find_run` finds it."""
         return find_run(self.folder)
@@ -234,9 +240,17 @@ def run_together(
     shares = [[job for cell in list(cells.values())[i::count] for job in cell] for i in range(count)]
     folder = args.out.resolve() / "together"
     for result in execute([Batch(tuple(share), folder / str(i)) for i, share in enumerate(shares)]):
+        log = result.job.folder / "log.txt"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = text.rpartition("$ ")[2].splitlines()  # of the last command
         for job in result.job.jobs:
-            summary = job.summary()
-            yield JobResult(job, summary, "" if summary else result.problem, result.seconds)
+            if (summary := job.summary()) is not None:
+                yield JobResult(job, summary, seconds=result.seconds)
+                continue
+            places = f"{job.folder}{os.sep}", f"{job.folder}:"
+            own = [line for line in lines if line.startswith(places) and ": FAILED, " in line]
+            problem = own[-1].partition(": FAILED, ")[2] if own and result.problem != STOPPED else result.problem
+            yield JobResult(job, problem=problem, seconds=result.seconds)
 
 
 def parse_agent_args(args: Sequence[str]) -> dict[str, str]:
@@ -481,8 +495,7 @@ def collect_results(jobs: dict[Setting, list[Job]]) -> dict[str, Any]:
         elif summary is not None:
             missing[str(job)] = "its score is NaN"
         else:
-            log = job.folder / "log.txt"
-            missing[str(job)] = f"not finished, see {log}" if log.exists() else "not started"
+            missing[str(job)] = f"not finished, see {job.log}" if job.log.exists() else "not started"
     estimates: dict[str, dict[str, Any]] = {}
     drops: dict[str, Any] = {}
     for agent, by_name in scores.items():
@@ -541,7 +554,7 @@ def main(argv: Sequence[str]) -> None:
         comparison = "comparison.png, " if args.compare_with else ""
         print(f"see {comparison}curves.png, table.md and results.json in {args.out}")
     if failed:
-        lines = [f"{result.job}: {result.problem}, see {result.job.folder / 'log.txt'}" for result in failed]
+        lines = [f"{result.job}: {result.problem}, see {result.job.log}" for result in failed]
         raise SystemExit("\n".join([f"{len(failed)} of {len(flatten(jobs))} runs failed or were stopped:", *lines]))
 
 
