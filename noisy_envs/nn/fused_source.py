@@ -324,7 +324,7 @@ def memory_sizes(network: Network, lanes: Lanes) -> MemorySizes:
     layer = (4 * width + 2 * hidden + 5) * pad + _up(hidden, 4)
     pooling = {"AdaPool": 4 * width * pad, "ClsToken": pad}.get(network.pool, 0)
     heads = sum((width + units + n) * _row_step(units) + 2 * units + _up(n, 4) for n in (network.num_parameters, 1))
-    weights = network.num_layers * layer + pooling + table * pad + (2 * pad if network.query_vector else 0) + heads + 4
+    weights = network.num_layers * layer + pooling + table * pad + (2 * pad if network.query_vector else 0) + heads + 12
     rows, head_samples = 32 * lanes.rows, min(lanes.samples, 4)
     padded = network.padding is not None
     stored = _up(tokens, 1 if not padded else 4 if lanes.rows * lanes.lanes % 4 == 0 else 2)

@@ -61,25 +61,25 @@ def kernels_of(problem, device):
         return gradient, fused.FusedPolicy(*given, shape[0], device, lanes)
 
 
-def check(case, device):
+def check(case, device, allowed):
     """Compare loss, gradient and policy of a case."""
     problem = make_problem(case).to(device)
     gradient, policy = kernels_of(problem, device)
     grads, parts = gradient(problem.weights, problem.samples, problem.keys, problem.coefficients)
     found, own = errors(problem, grads, parts, *policy(problem.weights, problem.samples.tokens))
-    name, part = worst(found, own)
+    name, part = worst(found, own, allowed)
     assert part <= 1, f"{name}: error {found[name]:.1e}, torch's own {own[name]:.1e}, {case}"
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_loss_and_gradient_are_those_of_autograd(case, device):
-    check(case, device)
+    check(case, device, 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_random_networks(seed, device):
-    check(random_case(seed), device)
+    check(random_case(seed), device, 2e-5)  # some have a single sample, whose loss is a small difference
 
 
 def test_tensors_that_do_not_fit_are_named(device):

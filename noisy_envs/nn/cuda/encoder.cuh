@@ -2,8 +2,8 @@
 //
 // All heads are of width one: a query q, a key k and a value v are one number each. This allows two shortcuts.
 //
-// 1. The largest score of a query belongs to the largest or the smallest key. If keys are shifted by the middle of their
-//    range (softmax does not change), it is |q| times half the range: no pass over pairs for the maximum.
+// 1. The largest score of a query belongs to the largest or the smallest key. If keys are shifted by the middle of
+//    their range (softmax does not change), it is |q| times half the range: no pass over pairs for the maximum.
 // 2. The gradient of a query is do * scale * Cov(v, k), do being the gradient of its output and Cov the covariance of
 //    values and keys under its weights. The forward pass sums it beside the output, so the backward pass needs a single
 //    loop over pairs, for keys and values.
@@ -27,14 +27,14 @@ struct Tokens {
     int role[ROWS];
 };
 
-DEVICE Tokens load_tokens(Lane& at, const float* observation) {
+DEVICE Tokens load_tokens(Lane& at, const float* tokens, size_t sample) {
     Tokens result;
     EACH(r, ROWS) {
         EACH(i, FEATURES) result.features[r][i] = 0.0f;
         result.role[r] = 0;
         at.key[r] = at.exists(r);
         if (at.is_input(r)) {
-            const float* token = observation + (at.token(r) - CLASS_TOKENS) * TOKEN_SIZE;
+            const float* token = tokens + (sample * INPUTS + at.token(r) - CLASS_TOKENS) * TOKEN_SIZE;
             at.key[r] = load_token(token, result.features[r], result.role[r]);
         }
     }
@@ -53,8 +53,8 @@ DEVICE void project(const float* weights, const Tokens& tokens, Rows& z) {
     }
 }
 
-DEVICE void embed(Lane& at, const float* weights, const float* observation, Rows& x) {
-    const Tokens tokens = load_tokens(at, observation);
+DEVICE void embed(Lane& at, const float* weights, const float* observations, size_t sample, Rows& x) {
+    const Tokens tokens = load_tokens(at, observations, sample);
     project(weights, tokens, x);
     EACH(r, ROWS) EACH(c, WIDTH) x[r][c] = gelu(x[r][c]);
     if constexpr (QUERY_VECTOR) {
@@ -70,7 +70,8 @@ DEVICE void embed(Lane& at, const float* weights, const float* observation, Rows
 }
 
 // Adds up the gradients of what `embed` uses; dx is that of its result.
-DEVICE void embed_backward(Lane& at, const float* weights, const float* observation, const Rows& dx, float* sums) {
+DEVICE void embed_backward(
+    Lane& at, const float* weights, const float* observations, size_t sample, const Rows& dx, float* sums) {
     if constexpr (POOL == CLS_TOKEN) {
         Vector d;
         EACH(c, WIDTH) d[c] = at.token(0) == 0 ? dx[0][c] : 0.0f;
@@ -85,7 +86,7 @@ DEVICE void embed_backward(Lane& at, const float* weights, const float* observat
         }
         add_totals(sums + AT_QUERY_VECTOR, d, at.lane);
     }
-    const Tokens tokens = load_tokens(at, observation);
+    const Tokens tokens = load_tokens(at, observations, sample);
     Rows z;
     project(weights, tokens, z);
     float* pairs = at.shared + WarpAt::PAIRS;  // features, then a 1 at the role
@@ -105,7 +106,7 @@ DEVICE void embed_backward(Lane& at, const float* weights, const float* observat
     sync_warp();
     using First = Target<min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
     using Second = Target<TABLE_ROWS - min_of(TABLE_ROWS, 8), WIDTH, WIDTH, 1, WIDTH % 2 == 0>;
-    add_products(First{sums + TABLE_AT}, Second{sums + TABLE_AT + 8 * WIDTH}, pairs, rows, rows, at.lane);
+    add_products<ROWS>(First{sums + TABLE_AT}, Second{sums + TABLE_AT + 8 * WIDTH}, pairs, rows, rows, at.lane);
     sync_warp();
 }
 
@@ -171,17 +172,8 @@ DEVICE float* key_range_of(const Lane& at, int layer) {
     return at.shared + WarpAt::KEY_RANGE + (layer * SAMPLES + at.sample) * 2 * PAD;
 }
 
-// Adds attention's output to x. For the backward pass it saves what `attention_backward` reads.
-template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights, int layer, int visited, Rows& x) {
-    if constexpr (TRAIN) save(at, layer, SAVED_INPUT, x);
-    Rows q, k, v;
-    {
-        Rows n;
-        layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
-        project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
-    }
-    float* key_range = key_range_of(at, layer);
-    center_keys(at, key_range, k);
+// Stores a lane's keys and values, and their products for the covariance. Padding has the weight 2^0 times 0.
+template <bool TRAIN> DEVICE void store_keys(const Lane& at, const Rows& k, const Rows& v) {
     float* keys = at.shared + at.sample * KEY_SAMPLE;
     EACH(r, ROWS) if (at.stored(r)) {
         float* row = keys + at.token(r) * KEY_STEP;
@@ -196,9 +188,17 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         if constexpr (TRAIN) store_groups(row + 2 * PAD, product);
         if constexpr (PADDED) row[3 * PAD] = at.key[r] ? 1.0f : 0.0f;
     }
-    sync_warp();
-    const Padded half = load_vector(key_range + PAD);
-    Rows mixed, inverse, covariance;
+}
+
+// Attention of a lane's queries, as mixtures of values, and what its gradient needs.
+struct Attended {
+    Rows mixed, inverse, covariance;  // the second is 1 / sum of weights 2^(q k - largest)
+};
+
+// Sums over keys.
+template <bool TRAIN>
+DEVICE void sum_keys(const Lane& at, int visited, const Rows& q, const Padded& half, Attended& out) {
+    const float* keys = at.shared + at.sample * KEY_SAMPLE;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float total[ROWS][GROUP] = {}, sum_v[ROWS][GROUP] = {}, sum_k[ROWS][GROUP] = {}, sum_kv[ROWS][GROUP] = {};
@@ -206,12 +206,12 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         EACH(r, ROWS) EACH(c, GROUP) largest[r][c] = fabsf(q[r][g * GROUP + c]) * half.v[g * GROUP + c];
 #pragma unroll UNROLL_KEYS
         for (int begin = 0; begin < visited; begin += KEYS) EACH(j, KEYS) {
-            const float* row = keys + (begin + j) * KEY_STEP + 4 * g;
+            const float* row = keys + (begin + j) * KEY_STEP;
             float kj[4], vj[4], kvj[4];
-            load_group(row, kj);
-            load_group(row + PAD, vj);
-            if constexpr (TRAIN) load_group(row + 2 * PAD, kvj);
-            const float one = PADDED ? keys[(begin + j) * KEY_STEP + 3 * PAD] : 1.0f;
+            load_group(row + 4 * g, kj);
+            load_group(row + PAD + 4 * g, vj);
+            if constexpr (TRAIN) load_group(row + 2 * PAD + 4 * g, kvj);
+            const float one = PADDED ? row[3 * PAD] : 1.0f;
             EACH(r, ROWS) EACH(c, GROUP) {
                 const float p = exp2_fast(fmaf(q[r][g * GROUP + c], kj[c], -largest[r][c]));
                 total[r][c] = PADDED ? fmaf(p, one, total[r][c]) : total[r][c] + p;
@@ -224,24 +224,40 @@ template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights
         }
         EACH(r, ROWS) EACH(c, GROUP) {
             const int head = g * GROUP + c;
-            inverse[r][head] = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
-            mixed[r][head] = sum_v[r][c] * inverse[r][head];
-            if constexpr (TRAIN) {
-                const float mean_k = sum_k[r][c] * inverse[r][head];
-                covariance[r][head] = fmaf(-mixed[r][head], mean_k, sum_kv[r][c] * inverse[r][head]);
-            }
+            const float inverse = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
+            out.inverse[r][head] = inverse;
+            out.mixed[r][head] = sum_v[r][c] * inverse;
+            if constexpr (TRAIN)
+                out.covariance[r][head] =
+                    fmaf(-out.mixed[r][head], sum_k[r][c] * inverse, sum_kv[r][c] * inverse);
         }
     }
-    sync_warp();
+}
+
+// Adds attention's output to x. For the backward pass it saves what `attention_backward` reads.
+template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights, int layer, int visited, Rows& x) {
+    if constexpr (TRAIN) save(at, layer, SAVED_INPUT, x);
+    Attended attended;
+    {
+        Rows q, k, v, n;
+        layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
+        project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
+        float* key_range = key_range_of(at, layer);
+        center_keys(at, key_range, k);
+        store_keys<TRAIN>(at, k, v);
+        sync_warp();
+        sum_keys<TRAIN>(at, visited, q, load_vector(key_range + PAD), attended);
+        sync_warp();
+    }
     if constexpr (TRAIN) {
-        save(at, layer, SAVED_MIXED, mixed);
-        save(at, layer, SAVED_INVERSE, inverse);
-        save(at, layer, SAVED_COVARIANCE, covariance);
+        save(at, layer, SAVED_MIXED, attended.mixed);
+        save(at, layer, SAVED_INVERSE, attended.inverse);
+        save(at, layer, SAVED_COVARIANCE, attended.covariance);
         load_saved(at, layer, SAVED_INPUT, x);  // again, rather than in registers beside the sums
     }
     EACH(c, WIDTH) {
         const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
-        EACH(r, ROWS) x[r][c] = dot(mixed[r], w.v, x[r][c]);
+        EACH(r, ROWS) x[r][c] = dot(attended.mixed[r], w.v, x[r][c]);
     }
 }
 
@@ -348,11 +364,11 @@ DEVICE void attention_backward(const Lane& at, const float* weights, int layer, 
         store_rows(at, mixed_rows, x);
         store_pairs(at, dq, dk);
         sync_warp();
-        add_products(query, key, pairs, input_rows, input_rows, at.lane);
+        add_products<ROWS>(query, key, pairs, input_rows, input_rows, at.lane);
         sync_warp();
         store_pairs(at, dv, dx);
         sync_warp();
-        add_products(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
+        add_products<ROWS>(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
         sync_warp();
         set_zero(dn);
         EACH(c, WIDTH) {
@@ -397,11 +413,11 @@ DEVICE const Dropout& load_dropout(float* shared, const long long* keys, float r
 }
 
 // Draws which numbers of a lane's tokens are kept, as bits r * WIDTH + c; see `noisy_envs.nn.dropout_hash`.
-DEVICE unsigned draw_kept(const Lane& at, const Dropout& dropout, int sample, int layer) {
-    static_assert(ROWS * WIDTH <= 32, "one bit for each number");
+template <int R> DEVICE unsigned draw_kept(const Lane& at, const Dropout& dropout, int sample, int layer) {
+    static_assert(R * WIDTH <= 32, "one bit for each number");
     constexpr int WORDS = ceil_div(WIDTH, 2);
     unsigned kept = 0;
-    EACH(r, ROWS) EACH(i, WORDS) {
+    EACH(r, R) EACH(i, WORDS) {
         const unsigned index = ((unsigned(sample) * LAYERS + layer) * TOKENS + at.token(r)) * WORDS + i;
         const unsigned word = mix(mix(dropout.key0 + index * 0x1E3779B9u) ^ dropout.key1);
         kept |= unsigned((word & 0xffffu) >= dropout.threshold) << (r * WIDTH + 2 * i);
@@ -419,80 +435,92 @@ DEVICE float kept_factor(unsigned kept, int r, int c, const Dropout& dropout) {
 }
 
 // ---- feed-forward network
-// Adds the feed-forward network's output to x; `sample` of the run is used by dropout.
-template <bool TRAIN>
-DEVICE void feedforward(const Lane& at, const float* weights, int layer, const Dropout& dropout, int sample, Rows& x) {
+// Adds the feed-forward network's output to x, the first R tokens of each lane; dropout depends on the `sample` of the
+// run.
+template <bool TRAIN, int R>
+DEVICE void feedforward(
+    const Lane& at, const float* weights, int layer, const Dropout& dropout, int sample, RowsOf<R>& x) {
     if constexpr (TRAIN) save(at, layer, SAVED_MIDDLE, x);
     constexpr bool DROPS = TRAIN && DROPOUT;
-    Rows n, change;
+    RowsOf<R> n, change;
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, x, n);
     const Padded bias = load_vector(weights + LayerAt::SECOND_BIAS);
-    EACH(r, ROWS) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
+    EACH(r, R) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
 #pragma unroll 4
     for (int unit = 0; unit < HIDDEN; unit++) {
         const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                      second = load_vector(weights + LayerAt::SECOND + unit * PAD);
         const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
-        EACH(r, ROWS) add_scaled(change[r], gelu(dot(n[r], first.v, first_bias)), second.v);
+        EACH(r, R) add_scaled(change[r], gelu(dot(n[r], first.v, first_bias)), second.v);
     }
     unsigned kept = 0;
     if constexpr (DROPS) {
-        kept = draw_kept(at, dropout, sample, layer);
+        kept = draw_kept<R>(at, dropout, sample, layer);
         *kept_bits(at, layer) = kept;
     }
-    EACH(r, ROWS) EACH(c, WIDTH)
+    EACH(r, R) EACH(c, WIDTH)
     x[r][c] = DROPS ? fmaf(change[r][c], kept_factor(kept, r, c, dropout), x[r][c]) : change[r][c];
 }
 
+// Computes CHUNK hidden units of each token again, and the gradients of their inputs, and stores pairs of both; adds
+// the gradient of the normalised embeddings n to dn. `change` is that of the network's output.
+template <int R>
+DEVICE void units_backward(const Lane& at, const float* weights, int chunk, const RowsOf<R>& n,
+                           const RowsOf<R>& change, RowsOf<R>& dn) {
+    float* pairs = at.shared + WarpAt::PAIRS;
+    constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += TOGETHER) {
+        float active[R][TOGETHER], slope[R][TOGETHER];
+        EACH(k, TOGETHER) {
+            const int unit = chunk + i + k;
+            const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
+                         second = load_vector(weights + LayerAt::SECOND + unit * PAD);
+            const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
+            EACH(r, R) {
+                active[r][k] = gelu(dot(n[r], first.v, first_bias), slope[r][k]);
+                slope[r][k] *= dot(change[r], second.v, 0.0f);
+                add_scaled(dn[r], slope[r][k], first.v);
+            }
+        }
+        EACH(r, R) {
+            store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
+            store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
+        }
+    }
+}
+
 // Turns dx from the gradient of the layer's output into that of its middle.
+template <int R>
 DEVICE void feedforward_backward(
-    const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, Rows& dx) {
+    const Lane& at, const float* weights, int layer, const Dropout& dropout, float* sums, RowsOf<R>& dx) {
     float* layer_sums = sums + layer * LAYER_STEP;
     save(at, LAYERS, SAVED_CHANGE, dx);  // registers have no room for it
-    Rows n, dn, change;
+    RowsOf<R> n, dn, change;
     load_saved(at, layer, SAVED_MIDDLE, n);
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, n, n);
     set_zero(dn);
     const unsigned kept = DROPOUT ? *kept_bits(at, layer) : 0;
-    EACH(r, ROWS) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
+    EACH(r, R) EACH(c, WIDTH) change[r][c] = dx[r][c] * (DROPOUT ? kept_factor(kept, r, c, dropout) : 1.0f);
     float* input_rows = at.shared + WarpAt::B_FIRST;
     float* change_rows = at.shared + WarpAt::B_SECOND;
-    float* pairs = at.shared + WarpAt::PAIRS;  // of hidden units: gradients of their inputs, and their outputs
     store_rows(at, input_rows, n);
     store_rows(at, change_rows, change);
     Vector bias_grad = {};
-    EACH(r, ROWS) add_scaled(bias_grad, 1.0f, change[r]);
+    EACH(r, R) add_scaled(bias_grad, 1.0f, change[r]);
     add_totals(layer_sums + AT_SECOND_BIAS, bias_grad, at.lane);
     constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0 && AT_FIRST % 2 == 0;
-    constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
 #pragma unroll 1
     for (int chunk = 0; chunk < HIDDEN; chunk += CHUNK) {
-#pragma unroll
-        for (int i = 0; i < CHUNK; i += TOGETHER) {
-            float active[ROWS][TOGETHER], slope[ROWS][TOGETHER];
-            EACH(k, TOGETHER) {
-                const int unit = chunk + i + k;
-                const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
-                             second = load_vector(weights + LayerAt::SECOND + unit * PAD);
-                const float first_bias = weights[LayerAt::FIRST_BIAS + unit];
-                EACH(r, ROWS) {
-                    active[r][k] = gelu(dot(n[r], first.v, first_bias), slope[r][k]);
-                    slope[r][k] *= dot(change[r], second.v, 0.0f);
-                    add_scaled(dn[r], slope[r][k], first.v);
-                }
-            }
-            EACH(r, ROWS) {
-                store(pairs + at.row(r) * PAIR_STEP + i, slope[r]);
-                store(pairs + at.row(r) * PAIR_STEP + 8 + i, active[r]);
-            }
-        }
+        units_backward(at, weights, chunk, n, change, dn);
         sync_warp();
         const Target<CHUNK, WIDTH, WIDTH, 1, EVEN> first = {layer_sums + AT_FIRST + chunk * WIDTH};
         const Target<CHUNK, WIDTH, 1, HIDDEN, false> second = {layer_sums + AT_SECOND + chunk};
-        add_products(first, second, pairs, input_rows, change_rows, at.lane, layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
+        add_products<R>(first, second, at.shared + WarpAt::PAIRS, input_rows, change_rows, at.lane,
+                        layer_sums + AT_FIRST_BIAS + chunk, CHUNK);
         sync_warp();
     }
-    Rows x;
+    RowsOf<R> x;
     load_saved(at, layer, SAVED_MIDDLE, x);
     load_saved(at, LAYERS, SAVED_CHANGE, dx);
     layer_norm_backward(at, weights + LayerAt::NORM_FEEDFORWARD, layer_sums + AT_NORM_FEEDFORWARD_WEIGHT,

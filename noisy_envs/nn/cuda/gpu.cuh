@@ -59,8 +59,8 @@ DEVICE void tensor_core(float (&c)[4], const int (&a)[4], const int (&b)[2]) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same number, of which the compiler no longer knows that it is the same each time. It would compute all addresses that
-// follow from it ahead of a loop, for which registers are too few.
+// The same number, of which the compiler no longer knows that it is the same each time. It would compute all addresses
+// that follow from it ahead of a loop, for which registers are too few.
 DEVICE int renewed(int x) {
     asm volatile("" : "+r"(x));
     return x;

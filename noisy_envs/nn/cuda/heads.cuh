@@ -75,15 +75,26 @@ struct HeadSums {
     float *first, *first_bias, *second, *second_bias, *third, *third_bias;
 };
 
-// Adds up the gradients of the weights, and adds that of the pooled vectors to `change`, given that of the outputs.
+// The gradient of a hidden unit's input, in each sample.
+using Slopes = float[HEAD_SAMPLES];
+
+DEVICE void store_slopes(const HeadMemory& memory, int lane, const Slopes& slope, float* bias_sums) {
+    float bias = 0.0f;
+    EACH(t, HEAD_SAMPLES) {
+        bias += slope[t];
+        memory.slope[t * UNITS + lane] = slope[t];
+    }
+    add(bias_sums + lane, bias);
+    sync_warp();
+}
+
+// Computes the slopes of the second layer from the gradients of the outputs.
 template <int OUTPUTS>
-DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
-                          const Units& units, const HeadSums& sums) {
-    using W = HeadAt<OUTPUTS>;
-    lane = renewed(lane);
-    float d[HEAD_SAMPLES] = {}, z[HEAD_SAMPLES], bias = 0.0f;
+DEVICE void third_layer_backward(
+    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+    Slopes d = {};
     EACH(o, OUTPUTS) {
-        const float w = weights[W::THIRD + o * UNIT_STEP + lane];
+        const float w = weights[HeadAt<OUTPUTS>::THIRD + o * UNIT_STEP + lane];
         float grad = 0.0f;
         EACH(t, HEAD_SAMPLES) {
             const float dout = memory.out_change[t * OUTPUTS + o];
@@ -93,41 +104,40 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
         add(sums.third + o * UNITS + lane, grad);
     }
     if (lane < OUTPUTS) {
+        float bias = 0.0f;
         EACH(t, HEAD_SAMPLES) bias += memory.out_change[t * OUTPUTS + lane];
         add(sums.third_bias + lane, bias);
     }
-    bias = 0.0f;
-    EACH(t, HEAD_SAMPLES) {
-        z[t] = d[t] * units.second_slope[t];
-        bias += z[t];
-        memory.slope[t * UNITS + lane] = z[t];
-        d[t] = 0.0f;
-    }
-    add(sums.second_bias + lane, bias);
-    sync_warp();
+    EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.second_slope[t];
+}
+
+// Computes the slopes of the first layer from those of the second, which are in shared memory.
+template <int OUTPUTS>
+DEVICE void second_layer_backward(
+    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+    Slopes d = {};
 #pragma unroll 2
     for (int k = 0; k < UNITS; k += 4) {
         float grad[4] = {}, w[4];
-        EACH(i, 4) w[i] = weights[W::SECOND + (k + i) * UNIT_STEP + lane];
+        EACH(i, 4) w[i] = weights[HeadAt<OUTPUTS>::SECOND + (k + i) * UNIT_STEP + lane];
         EACH(t, HEAD_SAMPLES) {
-            const float4 f = *reinterpret_cast<const float4*>(memory.slope + t * UNITS + k);
-            const float slope[4] = {f.x, f.y, f.z, f.w};
+            float above[4];
+            load_group(memory.slope + t * UNITS + k, above);
             EACH(i, 4) {
-                d[t] = fmaf(w[i], slope[i], d[t]);
-                grad[i] = fmaf(slope[i], units.first[t], grad[i]);
+                d[t] = fmaf(w[i], above[i], d[t]);
+                grad[i] = fmaf(above[i], units.first[t], grad[i]);
             }
         }
         EACH(i, 4) add(sums.second + (k + i) * UNITS + lane, grad[i]);
     }
     sync_warp();
-    bias = 0.0f;
-    EACH(t, HEAD_SAMPLES) {
-        z[t] = d[t] * units.first_slope[t];
-        bias += z[t];
-        memory.slope[t * UNITS + lane] = z[t];
-    }
-    add(sums.first_bias + lane, bias);
-    sync_warp();
+    EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.first_slope[t];
+}
+
+// Adds the gradient of the pooled vectors to `change`, from the slopes of the first layer in shared memory.
+template <int OUTPUTS>
+DEVICE void first_layer_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change,
+                                 int lane, const HeadSums& sums) {
     EACH(r, WIDTH) {  // the matrix (UNITS, WIDTH), 32 neighbouring numbers at a time
         const int unit = unsigned(32 * r + lane) / WIDTH, i = unsigned(32 * r + lane) % WIDTH;
         float grad = 0.0f;
@@ -136,23 +146,37 @@ DEVICE void head_backward(const float* weights, const HeadMemory& memory, const 
     }
     for (int i = lane; i < HEAD_SAMPLES * WIDTH; i += 32) {
         const int t = i / WIDTH, c = i % WIDTH;
-        change[t * PAD + c] += dot_units(memory.slope + t * UNITS, weights + W::FIRST + c * UNIT_STEP);
+        change[t * PAD + c] +=
+            dot_units(memory.slope + t * UNITS, weights + HeadAt<OUTPUTS>::FIRST + c * UNIT_STEP);
     }
     sync_warp();
 }
 
+// Adds up the gradients of the weights, and adds that of the pooled vectors to `change`, given that of the outputs.
+template <int OUTPUTS>
+DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
+                          const Units& units, const HeadSums& sums) {
+    lane = renewed(lane);
+    Slopes slope;
+    third_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
+    store_slopes(memory, lane, slope, sums.second_bias);
+    second_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
+    store_slopes(memory, lane, slope, sums.first_bias);
+    first_layer_backward<OUTPUTS>(weights, memory, pooled, change, lane, sums);
+}
+
 // ---- the loss
-// The samples of all runs, (runs M, ...), and the coefficients of a run. Pointers are those that the kernel was given, so
-// that they need no registers.
+// The samples of all runs, (runs M, ...). Pointers are those that the kernel was given, so that they need no registers.
 struct Samples {
     const void* action;  // float (runs M, ACTIONS), or int64 (runs M,)
     const float* parameters;
     const float* log_prob;
     const float* advantage;
     const float* target;
-    const float* coefficients;  // (COEFFICIENTS,)
-    size_t begin;               // of the run
-    int count;                  // M
+    int run;
+    int count;  // M
+
+    DEVICE size_t index(int sample) const { return size_t(run) * count + sample; }
 };
 
 // Gradients of a log probability, an entropy and a divergence KL(old || new) with respect to the parameters.
@@ -213,8 +237,8 @@ DEVICE void categorical(const float* raw, const float* old, int action, Evaluati
 }
 
 // The actor's loss of one sample: adds its parts to sums, and stores the gradient of the parameters `raw`.
-DEVICE void actor_loss(const Samples& samples, size_t sample, const float* raw, float* change, float* parts) {
-    const float* coefficients = samples.coefficients;
+DEVICE void actor_loss(const Samples& samples, size_t sample, const float* coefficients, const float* raw,
+                       float* change, float* parts) {
     const float weight = 1.0f / samples.count;
     const float* old = samples.parameters + sample * PARAMETERS;
     Evaluation now;
@@ -245,9 +269,10 @@ DEVICE void actor_loss(const Samples& samples, size_t sample, const float* raw, 
 }
 
 // The critic's loss of one sample, the same.
-DEVICE void critic_loss(const Samples& samples, size_t sample, float value, float* change, float* parts) {
+DEVICE void critic_loss(const Samples& samples, size_t sample, const float* coefficients, float value, float* change,
+                        float* parts) {
     const float weight = 1.0f / samples.count, difference = value - samples.target[sample];
-    *change = weight * samples.coefficients[VALUE_WEIGHT] * 2.0f * difference;
+    *change = weight * coefficients[VALUE_WEIGHT] * 2.0f * difference;
     add(parts + VALUE_LOSS, difference * difference * weight);
 }
 
@@ -262,11 +287,12 @@ DEVICE HeadMemory store_pooled(const Lane& at, const Vector& pooled) {
     return memory;
 }
 
-// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes the gradient
-// of the pooled vector.
+// Actor and critic of the warp's samples, from sample `begin` of M, with loss and gradient: `change` becomes that of
+// the pooled vector.
 DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, int begin, const Vector& pooled,
                   float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);
+    const float* coefficients = weights + At::COEFFICIENTS_AT;
     const HeadSums actor = {sums + AT_ACTOR_FIRST, sums + AT_ACTOR_FIRST_BIAS, sums + AT_ACTOR_SECOND,
                             sums + AT_ACTOR_SECOND_BIAS, sums + AT_ACTOR_THIRD, sums + AT_ACTOR_THIRD_BIAS};
     const HeadSums critic = {sums + AT_CRITIC_FIRST, sums + AT_CRITIC_FIRST_BIAS, sums + AT_CRITIC_SECOND,
@@ -282,14 +308,16 @@ DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, 
         if (mine) EACH(i, PARAMETERS) memory.out_change[at.lane * PARAMETERS + i] = 0.0f;
         if (counts) {
             const int i = at.lane * PARAMETERS;
-            actor_loss(samples, samples.begin + sample, memory.out + i, memory.out_change + i, sums + PARTS_AT);
+            actor_loss(samples, samples.index(sample), coefficients, memory.out + i, memory.out_change + i,
+                       sums + PARTS_AT);
         }
         sync_warp();
         head_backward<PARAMETERS>(weights + At::ACTOR, memory, x, dx, at.lane, units, actor);
         head<1>(weights + At::CRITIC, memory, x, at.lane, units);
         if (mine) memory.out_change[at.lane] = 0.0f;
         if (counts)
-            critic_loss(samples, samples.begin + sample, memory.out[at.lane], memory.out_change + at.lane, sums + PARTS_AT);
+            critic_loss(samples, samples.index(sample), coefficients, memory.out[at.lane], memory.out_change + at.lane,
+                        sums + PARTS_AT);
         sync_warp();
         head_backward<1>(weights + At::CRITIC, memory, x, dx, at.lane, units, critic);
     }

@@ -105,14 +105,15 @@ DEVICE Lane place(float* shared, float* scratch) {
     at.first = lane % LANES;
     at.sample = lane / LANES;
     at.shared = shared + At::WARP + warp * WarpAt::SIZE;
-    at.scratch = reinterpret_cast<float4*>(scratch) + size_t(block_index() * WARPS + warp) * (SCRATCH_FLOATS / 4) + lane;
+    const size_t warp_of_grid = block_index() * WARPS + warp;
+    at.scratch = reinterpret_cast<float4*>(scratch) + warp_of_grid * (SCRATCH_FLOATS / 4) + lane;
     return at;
 }
 
 template <bool TRAIN>
 DEVICE void encode(const Lane& at, const float* weights, const Dropout& dropout, int sample, int visited, Rows& x) {
 #pragma unroll 1
-    for (int layer = 0; layer < LAYERS; layer++) {
+    for (int layer = 0; layer < ENCODED; layer++) {
         const float* w = weights + At::LAYER + layer * LayerAt::SIZE;
         attention<TRAIN>(at, w, layer, visited, x);
         feedforward<TRAIN>(at, w, layer, dropout, sample, x);
@@ -122,7 +123,7 @@ DEVICE void encode(const Lane& at, const float* weights, const Dropout& dropout,
 DEVICE void encode_backward(
     const Lane& at, const float* weights, const Dropout& dropout, int visited, float* sums, Rows& dx) {
 #pragma unroll 1
-    for (int layer = LAYERS - 1; layer >= 0; layer--) {
+    for (int layer = ENCODED - 1; layer >= 0; layer--) {
         const float* w = weights + At::LAYER + layer * LayerAt::SIZE;
         feedforward_backward(at, w, layer, dropout, sums, dx);
         attention_backward(at, w, layer, visited, sums, dx);
@@ -146,9 +147,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
     for (int i = thread_index(); i < SUMS; i += WARPS * 32) sums[i] = 0.0f;
     sync_block_memory();
 
-    const Samples samples = {
-        action, parameters, log_prob, advantage, target, coefficients + run * COEFFICIENTS, run * count, count};
-    const Dropout& dropout = load_dropout(shared, keys + 2 * run, samples.coefficients[DROPOUT_RATE]);
+    const Samples samples = {action, parameters, log_prob, advantage, target, int(run), count};
+    for (int i = thread_index(); i < COEFFICIENTS; i += WARPS * 32)
+        shared[At::COEFFICIENTS_AT + i] = coefficients[run * COEFFICIENTS + i];
+    const Dropout& dropout = load_dropout(shared, keys + 2 * run, coefficients[run * COEFFICIENTS + DROPOUT_RATE]);
     sync_block();
 
     Lane at = place(shared, scratch);
@@ -156,20 +158,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
 #pragma unroll 1
     for (int begin = (warp * blocks + int(block)) * SAMPLES; begin < count; begin += WARPS * blocks * SAMPLES) {
         const int sample = min_of(begin + at.sample, count - 1);  // past the end, the last one again, with weight 0
-        const float* observation = tokens + (samples.begin + sample) * (INPUTS * TOKEN_SIZE);
         Rows x, dx;
-        embed(at, shared, observation, x);
+        embed(at, shared, tokens, samples.index(sample), x);
         const int visited = last_token(at);
         encode<true>(at, shared, dropout, sample, visited, x);
         {
             Pooled pooled;
             Vector change;
-            pool<true>(at, shared, x, pooled);
+            pool<true>(at, shared, dropout, sample, x, pooled);
             learn(at, shared, samples, begin, pooled.value, sums, change);
-            pool_backward(at, shared, pooled, change, sums, dx);
+            pool_backward(at, shared, dropout, pooled, change, sums, dx);
         }
         encode_backward(at, shared, dropout, visited, sums, dx);
-        embed_backward(at, shared, observation, dx, sums);
+        embed_backward(at, shared, tokens, samples.index(sample), dx, sums);
     }
     sync_block_memory();
     finish_table(weights, sums);
@@ -201,7 +202,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
     const size_t run = block_index() / blocks, block = block_index() % blocks;
     load_weights(shared, weights + run * WEIGHTS);
     sync_block();
-    tokens += run * count * INPUTS * TOKEN_SIZE;
     parameters += run * count * PARAMETERS;
     values += run * count;
     Lane at = place(shared, nullptr);
@@ -210,10 +210,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
     for (int begin = (warp * blocks + int(block)) * SAMPLES; begin < count; begin += WARPS * blocks * SAMPLES) {
         const int sample = min_of(begin + at.sample, count - 1);
         Rows x;
-        embed(at, shared, tokens + size_t(sample) * (INPUTS * TOKEN_SIZE), x);
+        embed(at, shared, tokens, run * count + sample, x);
         encode<false>(at, shared, Dropout(), sample, last_token(at), x);
         Pooled pooled;
-        pool<false>(at, shared, x, pooled);
+        pool<false>(at, shared, Dropout(), sample, x, pooled);
         act(at, shared, begin, count, pooled.value, parameters, values);
     }
 }

@@ -54,6 +54,10 @@ constexpr int UNIT_STEP = row_step(UNITS);
 constexpr int PARAMETERS = CONTINUOUS ? 2 * ACTIONS : ACTIONS;  // of the action distribution
 constexpr int HEAD_SAMPLES = min_of(SAMPLES, 4);  // at a time
 
+// ---- numbers of a run that are no weights
+enum Coefficient { CLIP, ENTROPY_WEIGHT, VALUE_WEIGHT, KL_WEIGHT, DROPOUT_RATE, DUAL, COEFFICIENTS };
+static_assert(COEFFICIENTS <= 8, "they fit their place in shared memory");
+
 // ---- weights in shared memory, in floats
 struct LayerAt {  // from the beginning of a layer; vectors of WIDTH are padded to PAD
     static constexpr int QUERY_KEY_VALUE = 0;                           // (3 WIDTH, PAD)
@@ -86,7 +90,8 @@ struct At {  // from the beginning of shared memory
     static constexpr int ACTOR = VECTORS + (QUERY_VECTOR ? 2 * PAD : 0);
     static constexpr int CRITIC = ACTOR + HeadAt<PARAMETERS>::SIZE;
     static constexpr int DROPOUT = CRITIC + HeadAt<1>::SIZE;                 // (4,), see `Dropout`
-    static constexpr int WARP = DROPOUT + 4;                                 // WARPS times WarpAt::SIZE
+    static constexpr int COEFFICIENTS_AT = DROPOUT + 4;                      // (COEFFICIENTS,)
+    static constexpr int WARP = COEFFICIENTS_AT + 8;                         // WARPS times WarpAt::SIZE
 };
 
 // ---- what a warp shares among its lanes, in floats
@@ -119,7 +124,7 @@ enum Saved { SAVED_INPUT, SAVED_MIXED, SAVED_INVERSE, SAVED_COVARIANCE, SAVED_MI
 enum SavedOnce { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT, SAVED_CHANGE, SAVED_ONCE };
 constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + SAVED_ONCE) * WARP_ROWS * PAD;  // of a warp
 
-// ---- sums of a block in device memory: gradients of a run's weights, the loss's parts, gradient of the embedding table
+// ---- sums of a block in device memory: gradients of a run's weights, parts of the loss, gradient of the table
 enum Part { POLICY_LOSS, VALUE_LOSS, ENTROPY, KL, CLIPPED, PARTS };
 constexpr int PARTS_AT = WEIGHTS;
 constexpr int TABLE_AT = PARTS_AT + PARTS + (PARTS_AT + PARTS) % 2;
@@ -127,5 +132,3 @@ constexpr int SUMS = 32 * ceil_div(TABLE_AT + TABLE_ROWS * WIDTH, 32);
 
 static_assert(SHARED_BYTES == PYTHON_SHARED_BYTES && SCRATCH_FLOATS == PYTHON_SCRATCH_FLOATS && SUMS == PYTHON_SUMS,
               "`memory_sizes` in fused_source.py agrees with this file");
-
-enum Coefficient { CLIP, ENTROPY_WEIGHT, VALUE_WEIGHT, KL_WEIGHT, DROPOUT_RATE, DUAL, COEFFICIENTS };

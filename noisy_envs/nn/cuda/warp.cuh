@@ -1,7 +1,8 @@
 // What the lanes of a warp compute with: vectors, GELU, layer normalisation, sums over lanes, gradients of matrices.
 
 using Vector = float[WIDTH];
-using Rows = float[ROWS][WIDTH];  // a vector of each of a lane's tokens
+template <int R> using RowsOf = float[R][WIDTH];
+using Rows = RowsOf<ROWS>;  // a vector of each of a lane's tokens
 
 struct Padded {
     float v[PAD];
@@ -51,8 +52,8 @@ DEVICE void store_zeros(float* p) {
 }
 
 // Stores a vector of each token of a lane in the warp's rows.
-DEVICE void store_rows(const Lane& at, float* rows, const Rows& x) {
-    EACH(r, ROWS) store(rows + at.row(r) * INPUT_STEP, x[r]);
+template <int R> DEVICE void store_rows(const Lane& at, float* rows, const RowsOf<R>& x) {
+    EACH(r, R) store(rows + at.row(r) * INPUT_STEP, x[r]);
 }
 
 // Scratch: lanes lie side by side in each float4 of a token's vector.
@@ -60,16 +61,16 @@ DEVICE float4* scratch_at(const Lane& at, int layer, int tensor, int r) {
     return at.scratch + ((layer * SAVED_TENSORS + tensor) * ROWS + r) * (PAD / 4) * 32;
 }
 
-DEVICE void save(const Lane& at, int layer, int tensor, const Rows& x) {
-    EACH(r, ROWS) EACH(i, PAD / 4) {
+template <int R> DEVICE void save(const Lane& at, int layer, int tensor, const RowsOf<R>& x) {
+    EACH(r, R) EACH(i, PAD / 4) {
         float v[4];
         EACH(c, 4) v[c] = 4 * i + c < WIDTH ? x[r][min_of(4 * i + c, WIDTH - 1)] : 0.0f;
         scratch_at(at, layer, tensor, r)[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
     }
 }
 
-DEVICE void load_saved(const Lane& at, int layer, int tensor, Rows& x) {
-    EACH(r, ROWS) EACH(i, PAD / 4) {
+template <int R> DEVICE void load_saved(const Lane& at, int layer, int tensor, RowsOf<R>& x) {
+    EACH(r, R) EACH(i, PAD / 4) {
         const float4 f = scratch_at(at, layer, tensor, r)[i * 32];
         const float v[4] = {f.x, f.y, f.z, f.w};
         EACH(c, 4) if (4 * i + c < WIDTH) x[r][min_of(4 * i + c, WIDTH - 1)] = v[c];
@@ -86,8 +87,8 @@ DEVICE void store_pairs(const Lane& at, const Rows& x, const Rows& y) {
 }
 
 // ---- arithmetic
-DEVICE void set_zero(Rows& x) {
-    EACH(r, ROWS) EACH(c, WIDTH) x[r][c] = 0.0f;
+template <int R> DEVICE void set_zero(RowsOf<R>& x) {
+    EACH(r, R) EACH(c, WIDTH) x[r][c] = 0.0f;
 }
 
 template <int COUNT> DEVICE float dot(const float (&x)[WIDTH], const float (&y)[COUNT], float start) {
@@ -100,9 +101,9 @@ template <int COUNT> DEVICE void add_scaled(float (&x)[WIDTH], float factor, con
     EACH(c, WIDTH) x[c] = fmaf(factor, y[c], x[c]);
 }
 
-// The normal distribution function: exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.276 |x|), of the form of Abramowitz and
-// Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9 (a sum of many errors of 1e-7 would exceed
-// float32's own). `density` is sqrt(2 pi) times the density.
+// The normal distribution function: exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.276 |x|), of the form of Abramowitz
+// and Stegun 7.1.26 but with one term more, fitted to an absolute error of 4e-9: errors of 1e-7, as of theirs, add up
+// to more than float32's own. `density` is sqrt(2 pi) times the density.
 DEVICE float normal_cdf(float x, float& density) {
     const float t = reciprocal(fmaf(fabsf(x), 0.276f, 1.0f));
     density = exp2_fast(x * x * -0.72134752f);
@@ -142,9 +143,9 @@ DEVICE float normalize(const Vector& x, Vector& result) {
 }
 
 // Layer normalisation, with weight and bias (2, PAD).
-DEVICE void layer_norm(const float* norm, const Rows& x, Rows& result) {
+template <int R> DEVICE void layer_norm(const float* norm, const RowsOf<R>& x, RowsOf<R>& result) {
     const Padded weight = load_vector(norm), bias = load_vector(norm + PAD);
-    EACH(r, ROWS) {
+    EACH(r, R) {
         normalize(x[r], result[r]);
         EACH(c, WIDTH) result[r][c] = fmaf(result[r][c], weight.v[c], bias.v[c]);
     }
@@ -174,8 +175,8 @@ template <int COUNT, int KEPT> DEVICE void halve_to(float (&x)[COUNT], int lane)
     if constexpr (KEPT > 1) halve_to<COUNT, KEPT / 2>(x, lane);
 }
 
-// Adds the warp's totals of COUNT numbers of each lane to sums in device memory. Lanes exchange halves of what they have
-// until each has one number.
+// Adds the warp's totals of COUNT numbers of each lane to sums in device memory. Lanes exchange halves of what they
+// have until each has one number.
 template <int COUNT> DEVICE void add_totals(float* sums, const float (&x)[COUNT], int lane) {
     constexpr int POWER = power_of_two(COUNT);
     static_assert(POWER <= 32, "each number ends in a lane of its own");
@@ -190,11 +191,12 @@ template <int COUNT> DEVICE void add_totals(float* sums, const float (&x)[COUNT]
 
 // Adds the gradients of a layer normalisation's weight and bias to sums, and that of its input to dx; dy is that of its
 // output.
-DEVICE void layer_norm_backward(
-    const Lane& at, const float* norm, float* weight_sums, float* bias_sums, const Rows& x, const Rows& dy, Rows& dx) {
+template <int R>
+DEVICE void layer_norm_backward(const Lane& at, const float* norm, float* weight_sums, float* bias_sums,
+                                const RowsOf<R>& x, const RowsOf<R>& dy, RowsOf<R>& dx) {
     const Padded weight = load_vector(norm);
     Vector weight_grad = {}, bias_grad = {};
-    EACH(r, ROWS) {
+    EACH(r, R) {
         Vector unit, d;
         const float inverse = normalize(x[r], unit);
         float mean = 0.0f, product = 0.0f;
@@ -242,13 +244,13 @@ template <int A, int B, int A_STEP, int B_STEP, bool EVEN> struct Target {
     }
 };
 
-// Adds two products of matrices, a_1^T b_1 and a_2^T b_2, summed over the warp's rows, to device memory.
+// Adds two products of matrices, a_1^T b_1 and a_2^T b_2, summed over R rows of each lane, to device memory.
 //
-// A row of `pairs` (WARP_ROWS, PAIR_STEP) has up to 8 columns of a_1, then from column 8 on up to 8 of a_2, which fill a
-// fragment of the tensor cores. b_first and b_second (WARP_ROWS, INPUT_STEP) may be the same. The sums of the columns of
-// a_1 are added to a_sums, unless it is null. The order of rows is free: a lane's two rows of a fragment are neighbours,
-// which lie in different banks.
-template <class First, class Second>
+// A row of `pairs` (32 R, PAIR_STEP) has up to 8 columns of a_1, then from column 8 on up to 8 of a_2, which fill a
+// fragment of the tensor cores. b_first and b_second (32 R, INPUT_STEP) may be the same. The sums of the columns of
+// a_1 are added to a_sums, unless it is null. The order of rows is free: a lane's two rows of a fragment are
+// neighbours, which lie in different banks.
+template <int R, class First, class Second>
 DEVICE void add_products(First first, Second second, const float* pairs, const float* b_first, const float* b_second,
                          int lane, float* a_sums = nullptr, int a_count = 0) {
     lane = renewed(lane);
@@ -256,7 +258,7 @@ DEVICE void add_products(First first, Second second, const float* pairs, const f
     const bool same = b_first == b_second;
     float large[2][4] = {}, small[2][4] = {}, column = 0.0f;  // two chains of sums for each product
 #pragma unroll 2
-    for (int row = 0; row < WARP_ROWS; row += 8) {
+    for (int row = 0; row < 32 * R; row += 8) {
         const float* pa = pairs + (row + j) * PAIR_STEP + i;
         const float x[4] = {pa[0], pa[8], pa[PAIR_STEP], pa[PAIR_STEP + 8]};
         int a_high[4], a_low[4];
