@@ -4,8 +4,8 @@
     python agents/compare.py --out results/tag --env-ids noisy_envs/SimpleTag-1v3v0-v0 noisy_envs/SimpleTag-1v3v28-v0
     python agents/compare.py --out results/noise --env-ids noisy_envs/SimpleCentroid-v0 --num-noise 0 28
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --: arguments for every agent
-    python agents/compare.py --seeds 1 2 3 4 5 6 7 8 9 10 -- --device cuda        # side by side on a GPU
-    python agents/compare.py --ray --gpus-per-run 1 -- --device cuda              # on each GPU of a machine
+    python agents/compare.py --together --seeds 1 2 3 4 5 6 7 8 9 10              # side by side in one process
+    python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
     python agents/compare.py --plot-only                                          # from the runs that exist
     python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same IDs
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 
@@ -51,7 +51,7 @@ from noisy_envs.training.process import (
     on_stop_signal,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
-from noisy_envs.training.sweep import JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
+from noisy_envs.training.sweep import STOPPED, JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Args:
     """noise levels for a single environment ID, instead of several IDs"""
     jobs: int = 1
     """runs at a time on this machine, without Ray; with --together, processes at a time"""
-    together: Literal["auto", "always", "never"] = "auto"
-    """train all runs in one process by many_runs.py, on Ray those of an agent and level; "auto" does so on a GPU"""
+    together: bool = False
+    """train all runs in one process by many_runs.py, on Ray those of an agent and level"""
     ray: bool = False
     """run on Ray"""
     address: str | None = None
@@ -172,6 +172,12 @@ class Job(NamedTuple):
         """Name the run in messages."""
         return f"{self.setting.name} {self.agent} seed {self.seed}"
 
+    @property
+    def log(self) -> Path:
+        """Output of the run; of a run in a process with others, their folder with the output of each process."""
+        own = self.folder / "log.txt"
+        return own if own.exists() or not self.folder.exists() else self.folder.parents[2] / "together"
+
     def run(self) -> Path | None:
         """Return the folder of the run, as `find_run` finds it."""
         return find_run(self.folder)
@@ -234,9 +240,17 @@ def run_together(
     shares = [[job for cell in list(cells.values())[i::count] for job in cell] for i in range(count)]
     folder = args.out.resolve() / "together"
     for result in execute([Batch(tuple(share), folder / str(i)) for i, share in enumerate(shares)]):
+        log = result.job.folder / "log.txt"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = text.rpartition("$ ")[2].splitlines()  # of the last command
         for job in result.job.jobs:
-            summary = job.summary()
-            yield JobResult(job, summary, "" if summary else result.problem, result.seconds)
+            if (summary := job.summary()) is not None:
+                yield JobResult(job, summary, seconds=result.seconds)
+                continue
+            places = f"{job.folder}{os.sep}", f"{job.folder}:"
+            own = [line for line in lines if line.startswith(places) and ": FAILED, " in line]
+            problem = own[-1].partition(": FAILED, ")[2] if own and result.problem != STOPPED else result.problem
+            yield JobResult(job, problem=problem, seconds=result.seconds)
 
 
 def parse_agent_args(args: Sequence[str]) -> dict[str, str]:
@@ -301,6 +315,8 @@ def check(args: Args) -> None:
         raise ValueError(f"num_noise={args.num_noise}: expected with one ID in --env-ids, of {allowed}")
     if args.compare_with and not args.plot_only:
         raise ValueError(f"compare_with={' '.join(map(str, args.compare_with))}: expected together with --plot-only")
+    if args.together and games == {registration.OTHER}:
+        raise ValueError(f"together={args.together}: expected with environments of this package")
     if args.address is not None and not args.ray:
         raise ValueError(f"address={args.address!r}: expected together with --ray")
     if args.ray and find_spec("ray") is None:
@@ -411,17 +427,10 @@ def run_missing(jobs: list[Job], args: Args) -> list[JobResult]:
         if args.ray
         else partial(run_in_threads, num_threads=args.jobs)
     )
-    if trains_together(jobs, args):
+    if args.together:
         execute = partial(run_together, execute=execute, args=args)
     results = run_jobs(summaries, execute, lambda summary: f"score {score(summary):.3f}")
     return [result for result in results if result.summary is None]
-
-
-def trains_together(jobs: Sequence[Job], args: Args) -> bool:
-    """Tell whether the jobs run in one process: environments of other packages cannot."""
-    on_gpu = parse_agent_args(jobs[0].agent_args).get("device", "").startswith("cuda")
-    wanted = args.together == "always" or (args.together == "auto" and on_gpu)
-    return wanted and jobs[0].setting.game != registration.OTHER
 
 
 def baselines_and_snr(jobs: list[Job]) -> tuple[BaselineReturns, float]:
@@ -481,8 +490,7 @@ def collect_results(jobs: dict[Setting, list[Job]]) -> dict[str, Any]:
         elif summary is not None:
             missing[str(job)] = "its score is NaN"
         else:
-            log = job.folder / "log.txt"
-            missing[str(job)] = f"not finished, see {log}" if log.exists() else "not started"
+            missing[str(job)] = f"not finished, see {job.log}" if job.log.exists() else "not started"
     estimates: dict[str, dict[str, Any]] = {}
     drops: dict[str, Any] = {}
     for agent, by_name in scores.items():
@@ -541,7 +549,7 @@ def main(argv: Sequence[str]) -> None:
         comparison = "comparison.png, " if args.compare_with else ""
         print(f"see {comparison}curves.png, table.md and results.json in {args.out}")
     if failed:
-        lines = [f"{result.job}: {result.problem}, see {result.job.folder / 'log.txt'}" for result in failed]
+        lines = [f"{result.job}: {result.problem}, see {result.job.log}" for result in failed]
         raise SystemExit("\n".join([f"{len(failed)} of {len(flatten(jobs))} runs failed or were stopped:", *lines]))
 
 

@@ -159,17 +159,19 @@ class Agent(nn.Module):
         extended: tuple[Tensor, Tensor | None] = self.pool.extend(self.project(tokens), mask)
         return extended
 
-    def forward(self, tokens: Tensor, dropout_factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens: Tensor, keep: Tensor | None = None, dropout: float | Tensor = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Return the parameters of the action distribution (R, P), and the values (R,).
 
-        In updates the encoder multiplies by `dropout_factor`, (layers, R, N, H).
+        In updates dropout keeps what `keep` tells, see `dropout_masks`.
         """
         x, mask = self.embed(tokens)
-        pooled = self.pool(self.encoder(x, mask, dropout_factor), mask)
+        pooled = self.pool(self.encoder(x, mask, keep, dropout), mask)
         return self.actor(pooled), self.critic(pooled).squeeze(-1)
 
     def dropout_masks(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draw which numbers dropout keeps in an update, bool (layers, M, N, H)."""
+        """Draw which numbers dropout keeps in an update: bool (layers, M, N, H), or keys (2,) of a hash."""
         return self.encoder.dropout_masks(num_samples, self.spec.num_tokens + self.pool.num_extra_tokens, generator)
 
 
@@ -266,8 +268,7 @@ def ppo_loss(
     args: Args, agent: Agent, samples: Samples, keep: Tensor | None, kl_coef: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return PPO's clipped loss and its parts (Schulman et al. 2017)."""
-    factor = None if keep is None else keep.to(samples.target.dtype) / (1 - args.dropout)
-    parameters, value = agent(samples.tokens, factor)
+    parameters, value = agent(samples.tokens, keep, args.dropout)
     ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.min(samples.advantage * ratio, samples.advantage * clipped).mean()
@@ -316,9 +317,9 @@ def train(args: Args, run: Run) -> dict[str, Any]:
     envs = run.make_envs()
     agent = Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()  # `update` draws dropout itself
     optimizer, generator = make_optimizer(args, agent), run.generator()
-    policy: Policy = run.compile(agent)
-    collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
     gradient = run.gradient(agent, lambda samples, keep, kl_coef: ppo_loss(args, agent, samples, keep, kl_coef))
+    policy: Policy = run.policy(agent)
+    collect_rollout = run.record(lambda state, noise: collect(args, agent, policy, envs, state, noise))
 
     state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)  # restores a run that is resumed
     for iteration in run.iterations():

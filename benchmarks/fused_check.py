@@ -125,8 +125,9 @@ def report_compilation(architecture: str, sizes: list[str]) -> None:
 
 def kernels_of(problem: Any, samples: int, lanes: Lanes | None = None) -> tuple[Any, Any]:
     """Return the gradient and the policy of a problem."""
-    given = problem.network, problem.offsets, (problem.case.runs, samples), DEVICE, lanes
-    return fused.FusedGradient(*given), fused.FusedPolicy(*given)
+    runs = problem.case.runs
+    gradient = fused.FusedGradient(problem.network, problem.offsets, (runs, samples), DEVICE, lanes)
+    return gradient, fused.FusedPolicy(problem.network, problem.offsets, runs, DEVICE, lanes)
 
 
 def check(problem: Any) -> tuple[float, float, str]:
@@ -225,7 +226,7 @@ def time_torch(name: str) -> None:
     problem = problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
     agent, case = problem.agents[0], problem.case
     sizes = case.layers, SAMPLES, problem.network.encoder_tokens, case.width
-    keep = fused_cases.dropout_masks(problem.keys[0], sizes, case.dropout)
+    keep = fused_cases.hashed_masks(problem.keys[0], sizes, case.dropout)
     batches = [type(problem.samples)(*(x[0] for x in samples)) for samples, _ in sets_of(problem, 1)]
     torch.compiler.reset()
     options: Any = {"unroll_reductions_threshold": 64}

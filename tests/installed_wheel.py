@@ -16,8 +16,9 @@ def test_the_wheel_is_what_is_tested():
     assert "site-packages" in Path(noisy_envs.__file__).parts
 
 
-def test_typing_marker_is_shipped():
-    assert Path(noisy_envs.__file__).with_name("py.typed").exists()
+def test_typing_marker_and_kernels_are_shipped():
+    package = Path(noisy_envs.__file__).parent
+    assert (package / "py.typed").exists() and (package / "nn" / "cuda" / "kernels.cu").exists()
 
 
 @pytest.mark.parametrize("env_id", noisy_envs.ENVIRONMENTS)

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisy_envs.training.files import write_atomically
-
 OPTIONS = ("--std=c++17",)
 Argument = Tensor | int  # of a kernel: a tensor's address, or an int32
 
@@ -73,7 +71,9 @@ def compile_source(source: str, architecture: str) -> bytes:
         code = _compile(source, architecture)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, hashlib.sha256(code).digest() + code)
+            part = path.with_suffix(f".{os.getpid()}.part")
+            part.write_bytes(hashlib.sha256(code).digest() + code)
+            part.replace(path)
         except OSError as error:  # the code can be used, and the next run compiles again
             warnings.warn(f"compiled kernels are not kept: {error}", RuntimeWarning, stacklevel=2)
     return code

@@ -16,7 +16,7 @@ from noisy_envs.randomness import MASK, WEYL, _mix
 STEPS = 1 << 16  # a number is dropped with a probability of a multiple of 1 / STEPS
 
 
-def dropout_masks(keys: Tensor, shape: tuple[int, int, int, int], rate: float) -> Tensor:
+def hashed_masks(keys: Tensor, shape: tuple[int, ...], rate: float | Tensor) -> Tensor:
     """Return which numbers dropout keeps, bool (L, M, T, H), on the device of the keys, without waiting for a GPU.
 
     Two neighbouring features of a token share a 32-bit word, which is the hash of the keys and of the word's index
@@ -26,7 +26,7 @@ def dropout_masks(keys: Tensor, shape: tuple[int, int, int, int], rate: float) -
     Args:
         keys: (2,) int64, words of 32 bits.
         shape: (L, M, T, H).
-        rate: probability of dropping a number, which counts as float32.
+        rate: probability of dropping a number.
     """
     layers, samples, tokens, width = shape
     words = (width + 1) // 2
@@ -34,5 +34,6 @@ def dropout_masks(keys: Tensor, shape: tuple[int, int, int, int], rate: float) -
     index = torch.arange(samples * layers * tokens * words, device=keys.device)
     word = _mix(_mix(keys[0] + index * WEYL & MASK) ^ keys[1]).view(sizes).transpose(0, 1)
     halves = torch.stack([word & STEPS - 1, word >> 16], dim=-1).flatten(-2)[..., :width]
-    kept: Tensor = halves >= round(float(np.float32(rate)) * STEPS)
+    dropped = torch.round(rate.float() * STEPS) if isinstance(rate, Tensor) else round(float(np.float32(rate)) * STEPS)
+    kept: Tensor = halves >= dropped
     return kept

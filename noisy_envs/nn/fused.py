@@ -61,7 +61,7 @@ class _Kernels:
         self,
         network: Network,
         offsets: dict[str, int],
-        shape: tuple[int, int],
+        runs: int,
         device: torch.device,
         lanes: Lanes | None,
     ) -> None:
@@ -72,13 +72,19 @@ class _Kernels:
         self.network = network
         self.device = torch.empty(0, device=device).device  # with its index
         self.lanes, self.sizes = chosen, memory_sizes(network, chosen)
-        self.runs, self.samples = shape
-        if self.samples * network.num_tokens * network.num_features > MAX_INDEX:
-            raise ValueError(f"samples={self.samples}: expected at most {MAX_INDEX} numbers of a run")
         self.program = cuda_program.load(source(network, chosen, offsets), device)
-        tasks = -(-self.samples // chosen.samples)  # of a run, one for a warp at a time
-        self.blocks = max(1, min(limits.multiprocessors // self.runs, tasks))
-        self.grid, self.threads = (self.runs * self.blocks, 1), 32 * chosen.warps
+        self.runs, self.threads, self._multiprocessors = runs, 32 * chosen.warps, limits.multiprocessors
+
+    def blocks(self, samples: int) -> int:
+        """Return the number of blocks of each run for so many samples.
+
+        Raises:
+            ValueError: there are too many samples.
+        """
+        if samples * self.network.num_tokens * self.network.num_features > MAX_INDEX:
+            raise ValueError(f"samples={samples}: expected at most {MAX_INDEX} numbers of a run")
+        tasks = -(-samples // self.lanes.samples)  # one for a warp at a time
+        return max(1, min(self._multiprocessors // self.runs, tasks))
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device)
@@ -91,6 +97,9 @@ class _Kernels:
 
 class FusedGradient:
     """The gradient of PPO's loss.
+
+    Attributes:
+        grad: (S, W), the gradients of the last call.
 
     Args:
         network: what the kernel is compiled for.
@@ -109,13 +118,14 @@ class FusedGradient:
         lanes: Lanes | None = None,
     ) -> None:
         """Compile the kernel, or load it from the disk, and allocate its memory."""
-        self._kernels = kernels = _Kernels(network, offsets, shape, device, lanes)
-        sizes, blocks = kernels.sizes, kernels.runs * kernels.blocks
+        self._kernels = kernels = _Kernels(network, offsets, shape[0], device, lanes)
+        self._shape, self._blocks = shape, kernels.blocks(shape[1])
+        sizes, blocks = kernels.sizes, shape[0] * self._blocks
         self._gradient = kernels.program.kernel("gradient", sizes.shared_bytes)
         self._add_blocks = kernels.program.kernel("add_blocks", 4 * REDUCTION_THREADS)
         self._scratch = kernels.empty(blocks * kernels.lanes.warps, sizes.scratch_floats)
         self._sums = kernels.empty(blocks, sizes.sums)
-        self._grad = kernels.empty(kernels.runs, num_weights(network))
+        self.grad = kernels.empty(kernels.runs, num_weights(network))
         self._parts = kernels.empty(kernels.runs, len(PARTS))
 
     def __call__(
@@ -129,13 +139,13 @@ class FusedGradient:
             weights: (S, W), each run's weights one after another in the order of `named_parameters`.
             samples: tokens (S, M, N, D), action (S, M, A) or int64 (S, M), parameters (S, M, P), log_prob, advantage
                 and target (S, M), as the agents' `Samples`.
-            keys: (S, 2) int64, words of 32 bits, of which dropout follows (`dropout_hash.dropout_masks`).
+            keys: (S, 2) int64, words of 32 bits, of which dropout follows (`dropout_hash.hashed_masks`).
             coefficients: (S, 6), see `COEFFICIENTS`.
         """
         kernels, network = self._kernels, self._kernels.network
-        shape = kernels.runs, kernels.samples
+        shape = self._shape
         action_shape = (*shape, network.num_actions) if network.continuous else shape
-        kernels.check("weights", weights, tuple(self._grad.shape))
+        kernels.check("weights", weights, tuple(self.grad.shape))
         kernels.check("tokens", samples[0], (*shape, network.num_tokens, network.num_features))
         kernels.check("action", samples[1], action_shape, torch.float32 if network.continuous else torch.int64)
         kernels.check("parameters", samples[2], (*shape, network.num_parameters))
@@ -144,41 +154,38 @@ class FusedGradient:
         kernels.check("keys", keys, (kernels.runs, 2), torch.int64)
         kernels.check("coefficients", coefficients, (kernels.runs, len(COEFFICIENTS)))
         inputs = weights, *samples, keys, coefficients
-        self._gradient(
-            kernels.grid, kernels.threads, *inputs, self._scratch, self._sums, kernels.samples, kernels.blocks
-        )
+        grid = kernels.runs * self._blocks, 1
+        self._gradient(grid, kernels.threads, *inputs, self._scratch, self._sums, shape[1], self._blocks)
         grid = kernels.sizes.sums // 32, kernels.runs
-        self._add_blocks(grid, REDUCTION_THREADS, self._sums, self._grad, self._parts, kernels.blocks)
-        return self._grad, self._parts
+        self._add_blocks(grid, REDUCTION_THREADS, self._sums, self.grad, self._parts, self._blocks)
+        return self.grad, self._parts
 
 
 class FusedPolicy:
     """The parameters of the action distribution and the values, without gradients and dropout.
 
-    The arguments are those of `FusedGradient`.
+    The arguments are those of `FusedGradient`, with the number of runs S in place of a shape.
     """
 
     def __init__(
         self,
         network: Network,
         offsets: dict[str, int],
-        shape: tuple[int, int],
+        runs: int,
         device: torch.device,
         lanes: Lanes | None = None,
     ) -> None:
-        """Compile the kernel, or load it from the disk, and allocate its results."""
-        self._kernels = kernels = _Kernels(network, offsets, shape, device, lanes)
+        """Compile the kernel, or load it from the disk."""
+        self._kernels = kernels = _Kernels(network, offsets, runs, device, lanes)
         self._forward = kernels.program.kernel("forward", kernels.sizes.shared_bytes)
-        self._weights_shape = kernels.runs, num_weights(network)
-        self._parameters = kernels.empty(*shape, network.num_parameters)
-        self._values = kernels.empty(*shape)
 
     def __call__(self, weights: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return parameters (S, M, P) and values (S, M) for tokens (S, M, N, D); the next call overwrites both."""
+        """Return parameters (S, M, P) and values (S, M) for tokens (S, M, N, D), of any number of samples M."""
         kernels, network = self._kernels, self._kernels.network
-        kernels.check("weights", weights, self._weights_shape)
-        shape = kernels.runs, kernels.samples, network.num_tokens, network.num_features
-        kernels.check("tokens", tokens, shape)
-        results = self._parameters, self._values
-        self._forward(kernels.grid, kernels.threads, weights, tokens, *results, kernels.samples, kernels.blocks)
-        return results
+        shape = runs, samples = kernels.runs, tokens.shape[1]
+        kernels.check("weights", weights, (runs, num_weights(network)))
+        kernels.check("tokens", tokens, (*shape, network.num_tokens, network.num_features))
+        parameters, values = kernels.empty(*shape, network.num_parameters), kernels.empty(*shape)
+        blocks = kernels.blocks(samples)
+        self._forward((runs * blocks, 1), kernels.threads, weights, tokens, parameters, values, samples, blocks)
+        return parameters, values

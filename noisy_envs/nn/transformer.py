@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisy_envs.nn.attention import TRITON_AVAILABLE, narrow_attention
+from noisy_envs.nn.dropout_hash import hashed_masks
 from noisy_envs.nn.small_layers import LayerNorm, Linear
 
 MAX_NARROW_WIDTH = 2  # of a head, up to which `narrow_attention` is faster than torch's attention
@@ -102,7 +103,12 @@ class TransformerEncoder(nn.Module):
         attention_dropout: probability of dropping an attention weight, in training mode.
         tokens_first: compute on (N, B, H) inside, if heads are narrow: compiled loops on a CPU then read the numbers
             of neighbouring sets from neighbouring places.
+
+    Attributes:
+        hash_dropout: whether `dropout_masks` draws keys, from which the fused kernel computes masks.
     """
+
+    hash_dropout = False
 
     def __init__(
         self,
@@ -124,20 +130,28 @@ class TransformerEncoder(nn.Module):
         sizes = embed_dim, num_heads, feedforward_dim, self.scale, dropout, attention_dropout, self.tokens_first
         self.layers = nn.ModuleList(EncoderLayer(*sizes) for _ in range(num_layers))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, dropout_factor: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None, dropout: float | Tensor = 0.0
+    ) -> Tensor:
         """Encode tokens (B, N, H) to embeddings (B, N, H).
 
         Args:
             x: tokens.
             mask: bool (B, N), False for padding; None if there is none.
-            dropout_factor: (layers, B, N, H): 0 where dropout drops a number, else 1 / (1 - dropout), see
-                `dropout_masks`. Without it dropout acts in training mode.
+            keep: which numbers dropout keeps, see `dropout_masks`. Without it dropout acts in training mode.
+            dropout: the probability with which `keep` was drawn.
         """
+        factor = None if keep is None else self._dropout_factor(x, keep, dropout)
         if not self.tokens_first:
-            return self._layers(x, mask, dropout_factor)
-        mask = None if mask is None else mask.mT
-        factor = None if dropout_factor is None else dropout_factor.transpose(1, 2)
+            return self._layers(x, mask, factor)
+        mask, factor = None if mask is None else mask.mT, None if factor is None else factor.transpose(1, 2)
         return self._layers(x.transpose(0, 1).contiguous(), mask, factor).transpose(0, 1)
+
+    def _dropout_factor(self, x: Tensor, keep: Tensor, dropout: float | Tensor) -> Tensor:
+        """Return what changes are multiplied by, (layers, B, N, H): 0 or 1 / (1 - dropout)."""
+        if keep.dtype == torch.int64:
+            keep = hashed_masks(keep, (len(self.layers), *x.shape), dropout)
+        return keep.to(x.dtype) / (1 - dropout)
 
     def _layers(self, x: Tensor, mask: Tensor | None, factor: Tensor | None, stop: int | None = None) -> Tensor:
         for number, layer in enumerate(self.layers[:stop]):
@@ -154,7 +168,12 @@ class TransformerEncoder(nn.Module):
         return embeddings.transpose(0, 1) if self.tokens_first else embeddings, last.attention_weights(x, mask)
 
     def dropout_masks(self, num_sets: int, num_tokens: int, generator: torch.Generator) -> Tensor:
-        """Draw which numbers dropout keeps: bool (layers, B, N, H), on the generator's device."""
+        """Draw which numbers dropout keeps, on the generator's device: bool (layers, B, N, H).
+
+        With `hash_dropout` the result is int64 (2,), the keys of `noisy_envs.nn.dropout_hash`, which tell the same.
+        """
+        if self.hash_dropout:
+            return torch.randint(2**32, (2,), generator=generator, device=generator.device)
         rows = (num_tokens, num_sets) if self.tokens_first else (num_sets, num_tokens)
         keep = torch.empty((len(self.layers), *rows, self.embed_dim), dtype=torch.bool, device=generator.device)
         keep.bernoulli_(1 - self.dropout, generator=generator)

@@ -87,7 +87,8 @@ def accumulate_gradient(
     most = size if samples[0].is_cuda else min(size, max(1, CPU_PIECE // num_runs))
     piece = max(i for i in range(1, most + 1) if size % i == 0)
     pieces = zip(*(x.split(piece, axis) for x in samples), strict=True)
-    masks = [None] * (size // piece) if keep is None else keep.split(piece, axis + 1)
+    # on a GPU `keep` may be keys, which all samples share
+    masks = [keep] * (size // piece) if keep is None or piece == size else keep.split(piece, axis + 1)
     total: dict[str, Tensor] = {}
     for part, mask in zip(pieces, masks, strict=True):
         value, parts = loss(type(samples)(*part), mask, *rest)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -24,13 +25,15 @@ from tqdm import tqdm
 
 from noisy_envs.nn.transformer import EncoderLayer
 from noisy_envs.randomness import derive_seed
-from noisy_envs.training.accelerate import Accelerator
-from noisy_envs.training.envs import EnvState, eval_env_kwargs, make_vec, num_learners, on_gpu
+from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
+from noisy_envs.training.envs import Envs, EnvState, eval_env_kwargs, make_vec, num_learners, on_gpu
 from noisy_envs.training.evaluation import play_episodes
+from noisy_envs.training.kernel import make_fused
 from noisy_envs.training.process import on_stop_signal, write_stderr
 from noisy_envs.training.run import STOPPING, Run
 
-LOSS_SETTINGS = ("gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef", "dropout")  # tensors of all runs in `args`
+# settings that `prepare` and `ppo_loss` get as tensors, so that they cannot branch on them
+LOSS_SETTINGS = ("gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef", "dropout")
 # settings in which runs that train together may differ
 OWN_SETTINGS = {
     *LOSS_SETTINGS, "seed", "learning_rate", "kl_coef", "kl_target", "max_grad_norm", "init_std", "run_dir", "resume",
@@ -45,6 +48,7 @@ class Member:
     agent: Any
     optimizer: torch.optim.Adam
     generator: torch.Generator
+    envs: Envs
     state: EnvState  # where it begins
     kl_coef: float
     error: str = ""  # why it ended before the others
@@ -58,18 +62,12 @@ class RunStack(nn.Module):
     """
 
     def __init__(self, members: list[Member]) -> None:
-        """Copy the weights of the members' agents, and the moments of their optimizers.
-
-        Raises:
-            ValueError: an optimizer is not Adam without weight decay.
-        """
+        """Copy the weights of the members' agents, and the moments of their optimizers."""
         super().__init__()
-        self.agent = [members[0].agent]  # in a list: its weights are not parameters of this module
+        self._agent = [members[0].agent]  # in a list: its weights are not parameters of this module
         shapes = {name: weight.shape for name, weight in members[0].agent.named_parameters()}
         self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes.values()]
-        group = members[0].optimizer.param_groups[0]
-        if type(members[0].optimizer) is not torch.optim.Adam or group["weight_decay"] or group["amsgrad"]:
-            raise ValueError("make_optimizer: expected torch.optim.Adam without weight decay for runs in one process")
+        (group,) = members[0].optimizer.param_groups
         self._betas, self._eps = group["betas"], group["eps"]
         self.weights = nn.Parameter(torch.stack([flat(member.agent.parameters()) for member in members]))
         self._moments = [
@@ -81,7 +79,7 @@ class RunStack(nn.Module):
         """Call a function of an agent and `inputs` with the agent's weights replaced by a row (P,)."""
         parts = zip(self._shapes.items(), weights.split(self._sizes), strict=True)
         row = {f"agent.{name}": part.view(shape) for (name, shape), part in parts}
-        return functional_call(_Call(self.agent[0], function), row, inputs)
+        return functional_call(_Call(self._agent[0], function), row, inputs)
 
     def step(self, rates: Tensor, max_norms: Tensor) -> Tensor:
         """Clip the gradients, take a step of Adam with the learning rates (S, 1), and return the norms (S,)."""
@@ -113,7 +111,7 @@ class RunStack(nn.Module):
 
 
 class _Call(nn.Module):
-    """A function of an agent as the `forward` of a module, which is what `functional_call` calls."""
+    """A function of an agent as the `forward` of a module: `functional_call` replaces weights of modules alone."""
 
     def __init__(self, agent: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -135,52 +133,76 @@ def adam_states(member: Member, name: str) -> Iterator[Tensor]:
         yield state.get(name, torch.zeros(()) if name == "step" else torch.zeros_like(weight))
 
 
+def check_member(member: Member, first: Member) -> None:
+    """Raise ValueError if a run cannot be a row beside the first one."""
+    groups = [x.optimizer.param_groups for x in (member, first)]
+    same = [{name: x for name, x in group[0].items() if name not in ("params", "lr")} for group in groups]
+    plain = len(groups[0]) == 1 and not any(same[0].get(name) for name in ("weight_decay", "amsgrad", "maximize"))
+    if type(member.optimizer) is not torch.optim.Adam or not plain or same[0] != same[1]:
+        raise ValueError(
+            "make_optimizer: expected Adam, one group without weight decay, equal in all runs but for rates"
+        )
+    weights, buffers = list(member.agent.parameters()), list(member.agent.buffers())
+    if buffers or not all(weight.requires_grad for weight in weights):
+        raise ValueError("Agent: expected no buffers and no constant weights in runs that train together")
+
+
+def begin(module: ModuleType, runs: list[Run]) -> list[Member]:
+    """Make what runs of an agent need, or restore it from their checkpoints.
+
+    Args:
+        module: the agent's file.
+        runs: with equal settings but for `OWN_SETTINGS`, at the same update.
+
+    Returns:
+        The runs; those that cannot begin have an error.
+    """
+    envs, members = runs[0].make_envs(), []
+    for run in runs:
+        args, own = run.local_args, run.make_envs(envs)
+        agent = module.Agent(args, own.token_spec, own.action_space).to(args.device).eval()
+        member = Member(run, agent, module.make_optimizer(args, agent), run.generator(), own, own.start, args.kl_coef)
+        members.append(member)
+        try:
+            check_member(member, members[0])
+            member.state, member.kl_coef = run.begin(agent, member.optimizer, member.generator, own, args.kl_coef)
+        except (ValueError, OSError, FloatingPointError) as error:
+            member.error = str(error)
+    return members
+
+
 class ManyRuns:
     """Runs of one agent that train together, as rows of the same arrays.
 
     Attributes:
         members: the runs; a run with an `error` has ended.
-        args: settings of the first run, for what the runs have in common.
+        args: settings of the first run; read only what all have in common, all but `OWN_SETTINGS`.
         agent: of the first run: the network, called by `stack` with the weights of each run.
         stack: weights of all runs.
         numbers: settings of the loss of each run, (S,) each.
         envs: environments, whose step takes those of all runs.
         state: where the environments of all runs begin.
-        record: records a function of tensors as a CUDA graph where runs of these settings do.
-        gradient: as that of `noisy_envs.training.accelerate.Accelerator`.
+        kernels: the fused kernels that compute the agents' policies and gradients, None for torch.
     """
 
-    def __init__(self, module: ModuleType, runs: list[Run]) -> None:
-        """Make what the runs need, or restore it from their checkpoints.
-
-        Args:
-            module: the agent's file.
-            runs: with equal settings but for `OWN_SETTINGS`, at the same update.
-
-        Raises:
-            ValueError, OSError: naming a file that cannot be resumed.
-            FloatingPointError: a first observation is not finite.
-        """
-        self._module, self.args = module, runs[0].local_args
-        self.envs = runs[0].make_envs()
-        self.members = [self._begin(run) for run in runs]
-        self.agent = self.members[0].agent
+    def __init__(self, module: ModuleType, members: list[Member]) -> None:
+        """Stack runs of the agent's file `module`, as `begin` returns them, without errors."""
+        self._module, self.members = module, members
+        self.args, self.envs, self.agent = members[0].run.local_args, members[0].envs, members[0].agent
         for layer in self.agent.modules():
             if isinstance(layer, EncoderLayer):
                 layer.narrow = False  # vmap knows neither its kernels nor its gradient
         self.stack = RunStack(self.members)
         self.state: EnvState = tree_map(lambda *parts: torch.cat(parts), *(member.state for member in self.members))
-        self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS}
-        accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
-        self.record, self.gradient = accelerator.record, accelerator.gradient
-        self._stopping = False
-
-    def _begin(self, run: Run) -> Member:
-        args, envs = run.local_args, run.make_envs(self.envs)
-        agent = self._module.Agent(args, envs.token_spec, envs.action_space).to(args.device).eval()
-        optimizer, generator = self._module.make_optimizer(args, agent), run.generator()
-        state, kl_coef = run.begin(agent, optimizer, generator, envs, args.kl_coef)
-        return Member(run, agent, optimizer, generator, state, kl_coef)
+        self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS if hasattr(self.args, name)}
+        self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
+        all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
+        self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)
+        if self.kernels is not None:
+            for member in self.members:
+                member.agent.encoder.hash_dropout = True
+        self._max_norms = self._setting("max_grad_norm")
+        self._stopping = self._stopped = False  # whether a signal came, and whether checkpoints hold all since
 
     def _setting(self, name: str) -> Tensor:
         """Return a setting of all runs, (S,)."""
@@ -189,6 +211,21 @@ class ManyRuns:
     def __len__(self) -> int:
         """Return the number of runs, S."""
         return len(self.members)
+
+    def record(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a function of tensors as a CUDA graph, where runs of these settings do."""
+        return self._accelerator.record(function)
+
+    def gradient(self, loss: Loss) -> Gradient:
+        """Return a function that leaves the gradients in `stack.weights.grad`.
+
+        Args:
+            loss: of samples (S, M, ...), dropout masks (S, ...) and KL coefficients (S,), as that of
+                `Accelerator.gradient`; not called where the kernels compute it.
+        """
+        if self.kernels is not None:
+            return self.kernels.gradient
+        return self._accelerator.gradient(self.stack, loss, axis=1)
 
     @property
     def running(self) -> list[Member]:
@@ -229,8 +266,7 @@ class ManyRuns:
         rates = [self._rate(member, iteration) for member in self.members]
         for member, rate in zip(self.members, rates, strict=True):
             member.optimizer.param_groups[0]["lr"] = rate  # which a checkpoint holds
-        max_norms = self._setting("max_grad_norm")
-        return self.stack.step(max_norms.new_tensor(rates)[:, None], max_norms[:, None])
+        return self.stack.step(self._max_norms.new_tensor(rates)[:, None], self._max_norms[:, None])
 
     def _rate(self, member: Member, iteration: int) -> float:
         rate: float = self._module.learning_rate(member.run.args, iteration / member.run.num_iterations)
@@ -244,7 +280,7 @@ class ManyRuns:
         options["mininterval"] = 0.5 if sys.stderr.isatty() else 15
         with on_stop_signal(self._stop, once=True), tqdm(total=total, initial=step, **options) as bar:
             for iteration in range(first.updates, first.num_iterations):
-                if self._stopping or not self.running:
+                if self._stopped or not self.running:
                     break
                 for member in self.running:
                     member.run.start_update()
@@ -252,7 +288,7 @@ class ManyRuns:
                 bar.update(len(self) * first.step_size)
         for member in self.members:
             member.run.close_metrics()
-        if self._stopping:
+        if self._stopped:
             raise KeyboardInterrupt
 
     def _stop(self, *_: Any) -> None:
@@ -283,7 +319,8 @@ class ManyRuns:
 
     def checkpoint(self, state: EnvState) -> None:
         """Save each run, where `Run.checkpoint` saves one."""
-        if not (self._stopping or any(member.run.checkpoint_due for member in self.running)):
+        self._stopped = self._stopping
+        if not (self._stopped or any(member.run.checkpoint_due for member in self.running)):
             return
         for row, member in enumerate(self.members):
             if not member.error:
@@ -315,5 +352,9 @@ class ManyRuns:
         returns = play_episodes(envs, tokens.flatten(0, -3), act).reshape(len(self), count)
         envs.close()
         for member, own in zip(self.members, returns, strict=True):
-            if not member.error:
+            if member.error:
+                continue
+            if np.isfinite(own).all():
                 member.run.summarize(member.agent, own, start)
+            else:
+                member.error = f"{args.env_id} returned rewards that are not finite"

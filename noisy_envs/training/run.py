@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from noisy_envs import registration
@@ -26,7 +26,7 @@ from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_gif
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import distributed
-from noisy_envs.training.accelerate import Accelerator
+from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
     checkpoint_path,
@@ -59,6 +59,7 @@ from noisy_envs.training.evaluation import (
     solved_label,
 )
 from noisy_envs.training.files import lock_folder, new_folder
+from noisy_envs.training.kernel import FusedRuns, make_fused, share_gradient, share_weights
 from noisy_envs.training.metrics import MetricsLogger, WandbRun, read_metrics, start_wandb
 from noisy_envs.training.plots import plot_curve
 from noisy_envs.training.process import on_stop_signal, timestamp, write_stderr
@@ -103,6 +104,7 @@ class Run(Accelerator):
         self._metrics: MetricsLogger | None = None
         self._bar: Any = None
         self._envs: Any = None
+        self._kernels: FusedRuns | None = None
         self._started = 0.0  # of the iteration
         self._stopping = torch.zeros((), device=args.device if WORLD_SIZE > 1 else "cpu")  # whether a signal came
         self.began = False  # whether `begin` succeeded; a later ValueError is a fault of the code
@@ -122,6 +124,39 @@ class Run(Accelerator):
         if like is None:
             self._envs.compile_step(self.compile)
         return self._envs
+
+    def gradient(self, model: Any, loss: Loss, axis: int = 0) -> Gradient:
+        """Return the gradient of an agent's loss, see `Accelerator.gradient`: by the fused kernel where it fits."""
+        weights = nn.Parameter(torch.cat([x.detach().flatten() for x in model.parameters()])[None])
+        self._kernels = make_fused(self.module, model, [self.local_args], weights, self._envs.start.tokens)
+        if self._kernels is None:
+            return super().gradient(model, loss, axis)
+        kernels = self._kernels
+        model.encoder.hash_dropout = True
+        share_weights(model, weights)
+        share_gradient(model, weights)
+
+        def gradient(samples: Any, keys: Tensor | None, kl_coef: Tensor) -> dict[str, Tensor]:
+            batch = type(samples)(*(x[None] for x in samples))
+            parts = kernels.gradient(batch, None if keys is None else keys[None], kl_coef[None])
+            if WORLD_SIZE > 1:
+                share_gradient(model, weights)
+                distributed.average_gradients(model)
+            return {name: part[0] for name, part in parts.items()}
+
+        return gradient
+
+    def policy(self, agent: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Return the agent as a function of tokens (R, N, D): compiled, or the fused kernel that `gradient` took."""
+        kernels = self._kernels
+        if kernels is None:
+            return self.compile(agent)
+
+        def policy(tokens: Tensor) -> tuple[Tensor, Tensor]:
+            parameters, values = kernels.policy(tokens[None])
+            return parameters[0], values[0]
+
+        return policy
 
     def generator(self) -> torch.Generator:
         """Return the generator of action noise, minibatches and dropout, on the run's device."""

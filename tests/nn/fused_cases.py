@@ -11,7 +11,7 @@ from helpers import load_agent
 from torch import nn
 
 from noisy_envs.nn.distributions import Gaussian
-from noisy_envs.nn.dropout_hash import dropout_masks
+from noisy_envs.nn.dropout_hash import hashed_masks
 from noisy_envs.nn.fused_source import PARTS, Network, network_of, unsupported, weight_offsets
 from noisy_envs.tokens import TokenSpec
 
@@ -130,8 +130,7 @@ def loss_of(module, args, agent, samples, keep, coefficients, dual_clip):
     args = dataclasses.replace(args, clip_coef=clip, ent_coef=entropy, vf_coef=value)
     loss, parts = module.ppo_loss(args, agent, samples, keep, kl)
     if dual_clip:
-        factor = None if keep is None else keep.to(samples.target.dtype) / (1 - args.dropout)
-        parameters, _ = agent(samples.tokens, factor)
+        parameters, _ = agent(samples.tokens, keep, args.dropout)
         ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
         objective = torch.min(samples.advantage * ratio, samples.advantage * ratio.clamp(1 - clip, 1 + clip))
         bounded = torch.where(samples.advantage < 0, objective.maximum(bound * samples.advantage), objective)
@@ -201,7 +200,7 @@ def errors(problem, grads, parts, parameters, values):
 
     for run, agent in enumerate(problem.agents):
         sizes = case.layers, case.samples, problem.network.encoder_tokens, case.width
-        keep = dropout_masks(problem.keys[run], sizes, case.dropout) if case.dropout else None
+        keep = hashed_masks(problem.keys[run], sizes, case.dropout) if case.dropout else None
         batch = type(problem.samples)(*(x[run] for x in problem.samples))
         plain = evaluate(problem, agent, batch, keep, run)
         right = evaluate(problem, agent.double(), as_double(batch), keep, run)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from noisy_envs import randomness
 from noisy_envs.nn import cuda_program, fused
-from noisy_envs.nn.dropout_hash import dropout_masks
+from noisy_envs.nn.dropout_hash import hashed_masks
 from noisy_envs.nn.fused_source import (
     choose_lanes,
     memory_sizes,
@@ -53,12 +53,12 @@ def device(monkeypatch, tmp_path):
 def kernels_of(problem, device):
     """Return a problem's gradient and policy."""
     lanes = None if device.type == "cuda" else dataclasses.replace(choose_lanes(problem.network), warps=2)
-    given = problem.network, problem.offsets, tuple(problem.samples.target.shape), device, lanes
-    gradient = fused.FusedGradient(*given)
+    given, shape = (problem.network, problem.offsets), tuple(problem.samples.target.shape)
+    gradient = fused.FusedGradient(*given, shape, device, lanes)
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu":  # the same source needs no second compilation
             patch.setattr(fused.cuda_program, "load", lambda *_: gradient._kernels.program)
-        return gradient, fused.FusedPolicy(*given)
+        return gradient, fused.FusedPolicy(*given, shape[0], device, lanes)
 
 
 def check(case, device, allowed):
@@ -99,7 +99,9 @@ def test_tensors_that_do_not_fit_are_named(device):
         with pytest.raises(ValueError, match=rf"^{name}: expected"):
             gradient(*given[:place], tensor, *given[place + 1 :])
     with pytest.raises(ValueError, match=r"^tokens: expected"):
-        policy(problem.weights, samples.tokens[:, :2])
+        policy(problem.weights, samples.tokens[:, :, :2].contiguous())
+    few, all_of = policy(problem.weights, samples.tokens[:, :2].contiguous()), policy(problem.weights, samples.tokens)
+    torch.testing.assert_close(few, tuple(x[:, :2] for x in all_of))
 
 
 @pytest.mark.parametrize("continuous", [True, False])
@@ -165,15 +167,15 @@ def test_every_number_of_tokens_fits_a_warp(width, memory):
 
 def test_dropout_is_the_hash_of_keys_and_index():
     keys, rate = torch.tensor([2**32 - 1, 12345]), 0.3
-    kept = dropout_masks(keys, (3, 4, 5, 7), rate)
+    kept = hashed_masks(keys, (3, 4, 5, 7), rate)
     layer, sample, token, feature = 2, 3, 4, 5
     index = ((sample * 3 + layer) * 5 + token) * 4 + feature // 2
     word = randomness._mix(randomness._mix((2**32 - 1 + index * randomness.WEYL) & randomness.MASK) ^ 12345)
     assert kept[layer, sample, token, feature] == (word >> 16 >= round(rate * 2**16))
     assert kept[layer, sample, token, feature - 1] == (word & 0xFFFF >= round(rate * 2**16))
-    many = dropout_masks(keys, (2, 500, 10, 8), rate).float()
+    many = hashed_masks(keys, (2, 500, 10, 8), rate).float()
     assert abs(many.mean() - 0.7) < 0.01
-    assert dropout_masks(keys, (1, 2, 3, 3), 0.0).all()
+    assert hashed_masks(keys, (1, 2, 3, 3), 0.0).all()
 
 
 def test_compiled_code_is_kept_and_a_damaged_file_is_compiled_again(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from noisy_envs.nn import transformer  # noqa: E402  torch may be missing
+from noisy_envs.nn.dropout_hash import hashed_masks  # noqa: E402
 from noisy_envs.nn.transformer import (  # noqa: E402
     EncoderLayer,
     TransformerEncoder,
@@ -181,9 +182,19 @@ def test_each_layer_drops_by_its_own_part_of_the_mask(tokens_first):
     keep = plain.dropout_masks(5, 7, torch.Generator().manual_seed(0))
     x = tokens
     for layer, own in zip(plain.layers, keep, strict=True):
-        x = layer(x, mask, own)
-    torch.testing.assert_close((first if tokens_first else plain)(tokens, mask, keep), x)
-    assert (plain(tokens, mask, keep.flip(0)) - x).abs().max() > 1e-3
+        x = layer(x, mask, 2 * own)
+    torch.testing.assert_close((first if tokens_first else plain)(tokens, mask, keep, 0.5), x)
+    assert (plain(tokens, mask, keep.flip(0), 0.5) - x).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_keys_drop_what_their_hash_tells(tokens_first):
+    (plain, first), (tokens, mask) = encoders(dropout=0.3), sets(padded=True)
+    keys = torch.tensor([0x89ABCDEF, 0x01234567])
+    keep = hashed_masks(keys, (len(plain.layers), *tokens.shape), 0.3)
+    encoder = first if tokens_first else plain
+    torch.testing.assert_close(encoder(tokens, mask, keys, 0.3), plain(tokens, mask, keep, 0.3))
+    torch.testing.assert_close(encoder(tokens, mask, keys, torch.tensor(0.3)), plain(tokens, mask, keep, 0.3))
 
 
 def test_a_factor_multiplies_the_change_of_the_feedforward_network():

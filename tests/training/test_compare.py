@@ -531,7 +531,7 @@ def test_a_missing_ray_is_named(field, monkeypatch):
 def test_runs_in_one_process(tmp_path, capsys):
     small = "--total-timesteps 128 --num-envs 4 --num-steps 16 --minibatch-size 32 --update-epochs 1 --num-layers 1"
     words = ["--out", str(tmp_path), "--agents", "avgpool", "adapool", "--env-ids", NOISY, "--seeds", "1", "2"]
-    words += ["--together", "always", "--", *small.split(), "--eval-episodes", "3", "--no-compile"]
+    words += ["--together", "--", *small.split(), "--eval-episodes", "3", "--no-compile"]
     compare.main(words)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "4 runs, 0 already finished" and shown[1].startswith("starting 4 runs in one process, see ")
@@ -542,15 +542,6 @@ def test_runs_in_one_process(tmp_path, capsys):
     }  # fmt: skip
     compare.main(words)
     assert capsys.readouterr().out.startswith("4 runs, 4 already finished")
-
-
-def test_a_gpu_trains_runs_in_one_process_unless_they_cannot(field, monkeypatch):
-    args, _ = compare.parse(field.arguments())
-    jobs = compare.flatten(compare.plan(args, ("--device", "cuda")))
-    assert compare.trains_together(jobs, args)
-    assert not compare.trains_together(jobs, dataclasses.replace(args, together="never"))
-    assert not compare.trains_together(compare.flatten(compare.plan(args)), args)
-    assert compare.trains_together(compare.flatten(compare.plan(args)), dataclasses.replace(args, together="always"))
 
 
 @pytest.mark.parametrize(("options", "sizes"), [({}, [12]), ({"jobs": 2}, [6, 6]), ({"ray": True}, [3, 3, 3, 3])])
@@ -574,6 +565,23 @@ def test_processes_share_the_runs(field, options, sizes):
         _, program, option, path = batch.command()
         assert Path(program).name == "many_runs.py" and option == "--commands"
         assert json.loads(Path(path).read_text()) == [job.command()[1:] for job in batch.jobs]
+
+
+def test_each_run_of_a_process_has_its_own_reason(field):
+    args, _ = compare.parse(field.arguments())
+    jobs = compare.flatten(compare.plan(args))
+
+    def execute(batches):
+        batches[0].folder.mkdir(parents=True)
+        log = [f"{jobs[1].folder}/RUN: FAILED, of an earlier try", "$ python agents/many_runs.py"]
+        log += [f"{jobs[0].folder}/RUN: FAILED, its loss is not finite", f"{jobs[2].folder}: FAILED, it is locked"]
+        (batches[0].folder / "log.txt").write_text("\n".join(log))
+        yield compare.JobResult(batches[0], problem="exit status 1")
+
+    problems = [result.problem for result in compare.run_together(jobs, execute, args)]
+    assert problems[:4] == ["its loss is not finite", "exit status 1", "it is locked", "exit status 1"]
+    jobs[0].folder.mkdir(parents=True)
+    assert jobs[0].log == args.out.resolve() / "together" and jobs[1].log == jobs[1].folder / "log.txt"
 
 
 def test_a_real_agent(field):

@@ -61,11 +61,12 @@ def test_a_run_among_others_is_the_run_alone(head, env_id, tmp_path):
     agent, seeds = load_agent(head), ("1", "2")
     words = [*SMALL, "--env-id", env_id, "--dropout", "0.1", "--no-compile"]
     together = [parse(agent, [*words, "--seed", seed, "--run-dir", str(tmp_path / "together")]) for seed in seeds]
-    found = many_runs.run_group(agent, together)
-    for seed, (run, error) in zip(seeds, found, strict=True):
+    found, failures = many_runs.run_group(agent, together)
+    assert not failures
+    for seed, run in zip(seeds, found, strict=True):
         alone, _ = train(agent, tmp_path / seed, *words[len(SMALL) :], "--no-cuda-graphs", "--seed", seed)
         rows = read_metrics(run.folder / "metrics.csv")
-        assert not error and len(rows) == len(alone) == 2
+        assert len(rows) == len(alone) == 2
         for name, value in alone[0].items():
             assert rows[0][name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shlex
 import shutil
 import signal
@@ -26,6 +27,7 @@ del sys.path[:2]
 
 from noisy_envs.training import accelerate  # noqa: E402
 from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
+from noisy_envs.training.files import lock_folder  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
 from noisy_envs.training.run import Run  # noqa: E402
@@ -33,7 +35,7 @@ from noisy_envs.training.settings import max_runs, parse  # noqa: E402
 
 HEADS = ("adapool", "avgpool", "clstoken", "maxpool")
 SMALL = """--num-envs 4 --num-steps 16 --minibatch-size 32 --update-epochs 2 --num-layers 2 --embed-dim 8 --num-heads 4
-    --feedforward-dim 16 --mlp-dim 8 --total-timesteps 192 --eval-episodes 3 --no-capture-video --no-compile"""
+    --feedforward-dim 16 --mlp-dim 8 --total-timesteps 192 --eval-episodes 3 --no-compile"""
 SMALL = shlex.split(SMALL)
 GAMES = {
     "centroid": "--env-id noisy_envs/SimpleCentroid-v0 --env-kwargs max_steps=6 num_noise=(0,4)",
@@ -57,14 +59,13 @@ def double(head):
 
 def settings(module, folder, *runs):
     """Return the settings of runs in folders 0, 1, … of `folder`, from the words in which they differ."""
-    return [
-        parse(module, [*SMALL, *shlex.split(words), "--run-dir", str(folder / str(i))]) for i, words in enumerate(runs)
-    ]
+    words = [*SMALL, "--no-capture-video"]
+    return [parse(module, [*words, *shlex.split(x), "--run-dir", str(folder / str(i))]) for i, x in enumerate(runs)]
 
 
 def alone(module, folder, words):
     """Train a run by the agent's own program, and return its folder."""
-    main(module, [*SMALL, *shlex.split(words), "--run-dir", str(folder)])
+    main(module, [*SMALL, "--no-capture-video", *shlex.split(words), "--run-dir", str(folder)])
     return folder_of(folder)
 
 
@@ -111,19 +112,19 @@ def assert_same(found, expected, rel=1e-9):
 def test_a_run_among_others_is_the_run_alone(head, game, tmp_path):
     words = [f"{GAMES[game]} {own}" for own in OWN]
     module = double(head)
-    together = many_runs.run_group(module, settings(module, tmp_path / "together", *words))
-    assert [error for _, error in together] == ["", ""]
+    together, failures = many_runs.run_group(module, settings(module, tmp_path / "together", *words))
+    assert not failures
     for i, own in enumerate(words):
         expected = alone(module, tmp_path / "alone" / str(i), own)
         assert_same(folder_of(tmp_path / "together" / str(i)), expected)
-    first, second = (metrics(run.folder) for run, _ in together)
+    first, second = (metrics(run.folder) for run in together)
     assert first != second
 
 
 def test_a_policy_maps_several_steps_as_one_after_the_other(tmp_path):
     module = double("adapool")
     members = [Run(module, args, alone=False) for args in settings(module, tmp_path, *OWN)]
-    runs = many_runs.ManyRuns(module, members)
+    runs = many_runs.ManyRuns(module, many_runs.begin(module, members))
     policy, steps = many_runs.make_policy(runs), torch.randn(3, *runs.state.tokens.shape).abs()
     with torch.no_grad():
         together, apart = policy(steps.flatten(0, 1)), [policy(tokens) for tokens in steps]
@@ -158,25 +159,35 @@ def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):
     def spoiled(runs, iteration):
         norms = step(runs, iteration)
         if iteration == 1 and len(runs) == 2:
-            runs.stack.weights.data[1] = math.nan
+            runs.stack.weights.data[0] = math.nan
         return norms
 
     monkeypatch.setattr(many_runs.ManyRuns, "step", spoiled)
     module, seeds = load_agent("adapool"), ("--seed 1", "--seed 2")
-    many_runs.run_group(module, settings(module, tmp_path / "one", seeds[0]))
-    results = many_runs.run_group(module, settings(module, tmp_path / "two", *seeds))
-    assert [bool(error) for _, error in results] == [False, True] and "no longer finite" in results[1][1]
-    failed = results[1][0].folder
+    many_runs.run_group(module, settings(module, tmp_path / "one", seeds[1]))
+    finished, ((failed, reason),) = many_runs.run_group(module, settings(module, tmp_path / "two", *seeds))
+    assert [run.args.seed for run in finished] == [2] and "no longer finite" in reason
     assert not (failed / "summary.json").exists() and len(metrics(failed)) == 1
-    assert load_checkpoint(failed / "checkpoint.pt")["progress"][:2] == [64, 1]
-    assert_same(folder_of(tmp_path / "two" / "0"), folder_of(tmp_path / "one" / "0"), rel=1e-5)
+    content = load_checkpoint(failed / "checkpoint.pt")
+    assert content["progress"][:2] == [64, 1] and all(x.isfinite().all() for x in content["agent"].values())
+    assert_same(folder_of(tmp_path / "two" / "1"), folder_of(tmp_path / "one" / "0"), rel=1e-5)
 
 
 def test_the_program_names_runs_that_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(many_runs.ManyRuns, "step", lambda runs, _: torch.full((len(runs),), math.nan))
-    with pytest.raises(SystemExit, match=r"^2 of 2 runs failed:\n.*seed-1.*\n.*seed-2"):
+    steps, noise = [], many_runs.ManyRuns.noise
+
+    def counted(runs):
+        steps.append(len(runs))
+        return noise(runs)
+
+    monkeypatch.setattr(many_runs.ManyRuns, "noise", counted)
+    reason = "update 1: losses are no longer finite"
+    with pytest.raises(SystemExit, match=rf"^2 of 2 runs failed:\n.*seed-1.*: {reason}.*\n.*seed-2.*: {reason}"):
         run_program(tmp_path)
-    assert capsys.readouterr().out.count("FAILED, update 1: losses are no longer finite") == 2
+    out = capsys.readouterr().out
+    assert out.count("FAILED, update 1: losses are no longer finite") == 2 and "[1/2]" not in out
+    assert len(steps) == 1  # nothing is left to train
 
 
 def run_program(folder, *words):
@@ -288,6 +299,23 @@ def test_all_combinations_of_values_are_trained(tmp_path, capsys):
     }
 
 
+@pytest.mark.parametrize("content", ["null", "5", "{}", "[]", '"abc"', '["x"]', "[[]]", '[[{"a": 1}]]', "no json"])
+def test_a_file_without_commands_is_refused(content, tmp_path):
+    (tmp_path / "commands.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"^error: commands='.*commands\.json': expected"):
+        many_runs.main(["--commands", str(tmp_path / "commands.json")])
+
+
+def test_flags_and_tuples_vary(tmp_path):
+    args = many_runs.Args(
+        out=tmp_path, seeds=(1,), vary=("anneal_lr=True,False", "env_kwargs=num_noise=(0,4),max_steps=5")
+    )
+    words = [" ".join(command) for command in many_runs.plan(args, [])]
+    assert len(words) == 4
+    assert sum(" --anneal-lr " in x for x in words) == sum(" --no-anneal-lr " in x for x in words) == 2
+    assert sum(" --env-kwargs num_noise=(0,4) " in x for x in words) == 2
+
+
 def combination(path):
     """Return the varied settings of a finished run."""
     settings = read_summary(path)["settings"]
@@ -307,9 +335,14 @@ def test_runs_of_a_file_with_commands(tmp_path, capsys):
     ("words", "message"),
     [
         (["--vary", "learning_rate"], r"vary='learning_rate': expected NAME=VALUE,VALUE"),
+        (["--vary", "gamma=1", "gamma=0"], r"vary='gamma=0': expected NAME=VALUE,VALUE, each name once"),
+        (["--vary", "seed=1,2"], r"--seed: this program sets it itself"),
+        (["--", "--run_dir=x"], r"--run-dir: this program sets it itself"),
+        (["--", "--no-capture-video"], r"--capture-video: this program sets it itself"),
+        (["--seeds"], r"seeds: expected at least one value"),
         (["--", "--env-id", "CartPole-v1"], r"env_id='CartPole-v1': expected an environment of this package"),
         (["--", "--gamma", "2"], r"gamma=2.0: expected a number from 0 to 1"),
-        (["--agents", "nopool"], r"no .*ppo_nopool\.py"),
+        (["--agents", "nopool"], r"agents='nopool': expected the file .*ppo_nopool\.py"),
         (["--commands", "missing.json"], r"missing\.json"),
     ],
 )
@@ -325,11 +358,162 @@ def test_groups_fit_into_memory(tmp_path, monkeypatch):
     assert max_runs(dataclasses.replace(args, num_envs=10**6)) < max_runs(args)
     monkeypatch.setattr(many_runs, "max_runs", lambda _: 2)
     commands = many_runs.plan(many_runs.Args(out=tmp_path, seeds=(1, 2, 3)), SMALL)
-    assert [len(members) for _, members in many_runs.group(commands)] == [2, 1]
+    groups, failures = many_runs.group(commands)
+    assert [len(members) for _, members in groups] == [2, 1] and not failures
 
 
-def test_an_optimizer_that_is_not_adam_is_refused(tmp_path):
+def test_agents_with_other_files_are_other_groups(tmp_path):
+    commands = many_runs.plan(many_runs.Args(out=tmp_path, agents=("avgpool", "maxpool"), seeds=(1, 2, 1)), SMALL)
+    groups, _ = many_runs.group(commands)
+    assert [(module.__name__, len(members)) for module, members in groups] == [("ppo_avgpool", 2), ("ppo_maxpool", 2)]
+
+
+def other_optimizer(kind, **options):
+    def change(module):
+        module.make_optimizer = lambda args, agent: kind(agent.parameters(), args.learning_rate, **options)
+
+    return change
+
+
+def rate_as_epsilon(module):
+    module.make_optimizer = lambda args, agent: torch.optim.Adam(agent.parameters(), 0.1, eps=args.learning_rate)
+
+
+def two_groups(module):
+    def make(args, agent):
+        groups = [{"params": agent.actor.parameters()}, {"params": agent.critic.parameters()}]
+        return torch.optim.Adam(groups, args.learning_rate)
+
+    module.make_optimizer = make
+
+
+def frozen(module):
+    class Agent(module.Agent):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.role.weight.requires_grad_(False)
+
+    module.Agent = Agent
+
+
+def buffered(module):
+    class Agent(module.Agent):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.register_buffer("scale", torch.ones(()))
+
+    module.Agent = Agent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_optimizer(torch.optim.SGD),
+        other_optimizer(torch.optim.AdamW),
+        other_optimizer(torch.optim.Adam, weight_decay=0.1),
+        other_optimizer(torch.optim.Adam, amsgrad=True),
+        other_optimizer(torch.optim.Adam, maximize=True),
+        rate_as_epsilon,
+        two_groups,
+        frozen,
+        buffered,
+    ],
+)
+def test_an_agent_that_would_learn_otherwise_is_refused(change, tmp_path):
     module = load_agent("adapool")
-    module.make_optimizer = lambda args, agent: torch.optim.SGD(agent.parameters(), args.learning_rate)
-    with pytest.raises(ValueError, match=r"^make_optimizer: expected torch\.optim\.Adam"):
-        many_runs.run_group(module, settings(module, tmp_path, ""))
+    change(module)
+    finished, failures = many_runs.run_group(module, settings(module, tmp_path, "", "--seed 2 --learning-rate 0.1"))
+    assert len(finished) <= 1 and failures  # the first run alone may fit
+    assert all(re.match("make_optimizer: expected Adam|Agent: expected no buffers", reason) for _, reason in failures)
+    assert not list(tmp_path.glob(f"{1}/*"))
+
+
+def copied(folder, before, after):
+    """Copy an agent's file with a change, as `mine`."""
+    text = (ROOT / "agents" / "ppo_adapool.py").read_text(encoding="utf-8")
+    assert before in text
+    (folder / "ppo_mine.py").write_text(text.replace(before, after), encoding="utf-8")
+    return ["--agents-dir", str(folder), "--agents", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("for _ in range(args.update_epochs)", "for _ in range(1)", "expected update of ppo_adapool.py"),
+        ("state, *prepare(", "state, *prepare (", "expected collect of ppo_adapool.py"),
+        ("def adapt(", "def adapted(", "expected a function adapt"),
+    ],
+)
+def test_a_copy_whose_loop_is_replaced_is_refused(before, after, message, tmp_path):
+    with pytest.raises(SystemExit, match=f"^error: .*ppo_mine.py: {message}"):
+        run_program(tmp_path / "runs", *copied(tmp_path, before, after))
+
+
+def test_a_copy_with_another_loss_and_setting_trains(tmp_path, capsys):
+    (tmp_path / "presets.toml").write_text((ROOT / "agents" / "presets.toml").read_text())
+    words = copied(tmp_path, "loss = policy_loss +", "loss = 0.5 * policy_loss +")
+    run_program(tmp_path / "runs", *words)
+    module = many_runs.load_file("ppo_mine", tmp_path)
+    expected = alone(module, tmp_path / "alone", "--seed 1")
+    assert_same(runs_of(tmp_path / "runs")["seed-1"], expected, rel=1e-4)
+
+
+def test_runs_of_other_settings_are_not_taken_for_these(tmp_path, monkeypatch):
+    run_program(tmp_path)
+    for changed in (["--learning-rate", "0.5"], ["--env-id", "noisy_envs/SimpleTag-v0"]):
+        with pytest.raises(SystemExit, match=r"^error: (learning_rate=0.5|env_id=.*): the run to resume has"):
+            many_runs.main(["--out", str(tmp_path), "--seeds", "1", "2", "3", "--", *SMALL, *changed])
+    assert len(runs_of(tmp_path)) == 2
+
+
+def test_a_run_that_cannot_be_resumed_fails_alone(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as context:
+        stop_after(context, 1)
+        with pytest.raises(SystemExit, match="130"):
+            run_program(tmp_path)
+    paths = runs_of(tmp_path)
+    (paths["seed-1"] / "checkpoint.pt").write_bytes(b"damaged")
+    with pytest.raises(SystemExit, match=r"^1 of 3 runs failed:\n.*seed-1.*checkpoint\.pt is not a checkpoint"):
+        many_runs.main(["--out", str(tmp_path), "--seeds", "1", "2", "3", "--", *SMALL])
+    assert [path.parts[-3] for path in sorted(tmp_path.glob("*/*/*/summary.json"))] == ["seed-2", "seed-3"]
+
+
+def test_a_locked_run_fails_alone(tmp_path, monkeypatch):
+    with monkeypatch.context() as context:
+        stop_after(context, 1)
+        with pytest.raises(SystemExit, match="130"):
+            run_program(tmp_path)
+    with lock_folder(runs_of(tmp_path)["seed-1"]), pytest.raises(SystemExit, match=r"^1 of 2 runs failed:\n.*seed-1"):
+        run_program(tmp_path)
+    run_program(tmp_path)
+
+
+def test_a_second_program_in_a_folder_is_refused(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(SystemExit, match=r"^error: .*in use by"):
+        run_program(tmp_path)
+
+
+def test_a_signal_between_checkpoint_and_next_update_loses_nothing(tmp_path, monkeypatch):
+    start = Run.start_update
+
+    def signalled(run):
+        if run.updates == 1 and run.args.seed == 1:
+            signal.raise_signal(signal.SIGTERM)  # after the checkpoint of update 1
+        start(run)
+
+    monkeypatch.setattr(Run, "start_update", signalled)
+    with pytest.raises(SystemExit, match="130"):
+        run_program(tmp_path)
+    for path in runs_of(tmp_path).values():
+        assert load_checkpoint(path / "checkpoint.pt")["progress"][1] == len(metrics(path)) == 2
+
+
+def test_threads_and_determinism_are_those_of_the_settings(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(torch, "set_num_threads", called.append)
+    monkeypatch.setattr(many_runs, "use_deterministic", called.append)
+    run_program(tmp_path / "a")
+    many_runs.main(
+        ["--out", str(tmp_path / "b"), "--seeds", "1", "--", *SMALL, "--num-threads", "2", "--torch-deterministic"]
+    )
+    assert called == [1, False, 2, True]

@@ -1,0 +1,177 @@
+"""The fused kernels in place of an agent's own loss and network, where they compute the same.
+
+An agent's file may have another loss or network than this package's. So before the kernels are used, their results are
+compared with those of the file's own functions, on the first observations.
+
+Shapes: S runs, W weights of an agent, M samples, N tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisy_envs.nn.fused import FusedGradient, FusedPolicy, fits
+from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Network, Pool, network_of, weight_offsets
+
+NUM_COMPARED = 64  # samples
+TOLERANCE = 1e-3  # of a tensor's largest number; the kernels and torch differ by some 1e-5
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+
+class FusedRuns:
+    """Gradients and policies of S runs by the fused kernels.
+
+    Attributes:
+        weights: (S, W), a parameter, which the kernels read and whose gradient `gradient` sets.
+        coefficients: settings of the loss of each run, (S, 6), see `fused_source.COEFFICIENTS`.
+    """
+
+    def __init__(
+        self, agent: nn.Module, network: Network, weights: nn.Parameter, all_args: list[Any], num_samples: int
+    ) -> None:
+        """Compile the kernels, or load them from the disk.
+
+        Args:
+            agent: of one of the runs.
+            network: its description.
+            weights: of all runs.
+            all_args: settings of all runs.
+            num_samples: M, of a minibatch of one run.
+        """
+        self.weights, offsets = weights, weight_offsets(network, agent.named_parameters())
+        rows = [[getattr(args, name, 0.0) for name in COEFFICIENTS] for args in all_args]
+        self.coefficients = torch.tensor(rows, dtype=torch.float32, device=weights.device)
+        self._gradient = FusedGradient(network, offsets, (len(weights), num_samples), weights.device)
+        self.weights.grad = self._gradient.grad
+        self._policy = FusedPolicy(network, offsets, len(weights), weights.device)
+        self._no_keys = torch.zeros(len(weights), 2, dtype=torch.int64, device=weights.device)
+
+    def policy(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return parameters of the action distribution (S, M, P) and values (S, M) for tokens (S, M, N, D)."""
+        return self._policy(self.weights.detach(), tokens.contiguous())
+
+    def gradient(self, samples: Any, keys: Tensor | None, kl_coef: Tensor) -> dict[str, Tensor]:
+        """Leave the gradients of the losses in the weights' `grad`, and return the parts of the losses, (S,) each.
+
+        Args:
+            samples: the agent's `Samples`, (S, M, ...).
+            keys: (S, 2) of dropout, None without it.
+            kl_coef: (S,).
+        """
+        self.coefficients[:, COEFFICIENTS.index("kl_coef")] = kl_coef
+        inputs = self.weights.detach(), [x.contiguous() for x in samples], self._no_keys if keys is None else keys
+        _, parts = self._gradient(*inputs, self.coefficients)
+        return dict(zip(PARTS, parts.clone().unbind(1), strict=True))
+
+
+def make_fused(
+    module: ModuleType, agent: Any, all_args: list[Any], weights: nn.Parameter, tokens: Tensor
+) -> FusedRuns | None:
+    """Return the kernels for runs of an agent, or None where torch is to be used, and say why in a line.
+
+    Args:
+        module: the agent's file.
+        agent: of the first run, with the weights of the first row.
+        all_args: settings of the runs.
+        weights: (S, W).
+        tokens: observations of the first run, (R, N, D).
+
+    Raises:
+        ValueError: `kernel` is "fused", and the kernels do not fit.
+    """
+    args = all_args[0]
+    if args.kernel == "torch" or (args.kernel == "auto" and weights.device.type != "cuda"):
+        return None
+    dropout = any(getattr(own, "dropout", 0) > 0 for own in all_args)
+    reason: str | None = "the network is not that of ppo_adapool.py"
+    pool = pool_of(agent)
+    if pool is not None:
+        network = network_of(agent, pool, dropout=dropout)
+        reason = fits(agent, network, weights.device) or difference(module, agent, network, args, tokens)
+    if reason is None:
+        return FusedRuns(agent, network, weights, all_args, args.minibatch_size)
+    if args.kernel == "fused":
+        raise ValueError(f"kernel='fused': {reason}")
+    print(f"kernel: torch, since {reason}")
+    return None
+
+
+def pool_of(agent: Any) -> Pool | None:
+    """Return which pooling head an agent of this package's network seems to have, None for another network."""
+    if not all(hasattr(agent, name) for name in ("spec", "encoder", "distribution", "project", "pool")):
+        return None
+    if not hasattr(agent.encoder, "layers"):
+        return None
+    names = {name for name, _ in agent.pool.named_parameters()}
+    if names:
+        return "ClsToken" if "token" in names else "AdaPool"
+    x = torch.arange(10.0, device=agent.project[0].weight.device).view(1, 10, 1).expand(1, 10, agent.encoder.embed_dim)
+    return "MaxPool" if torch.equal(agent.pool(x, None), x.amax(1)) else "AvgPool"
+
+
+def difference(module: ModuleType, agent: Any, network: Network, args: Any, tokens: Tensor) -> str | None:
+    """Return how the kernels' results differ from those of the agent's file, or None if they do not.
+
+    The loss is that of random actions, advantages and targets, with all its parts.
+    """
+    generator = torch.Generator(tokens.device).manual_seed(0)
+    tokens = tokens[torch.arange(NUM_COMPARED, device=tokens.device) % len(tokens)]
+    flat = torch.cat([x.detach().flatten() for x in agent.parameters()])
+    kernels = FusedRuns(agent, network, nn.Parameter(flat[None].clone()), [args], NUM_COMPARED)
+
+    def draw(like: Tensor) -> Tensor:
+        return torch.empty_like(like).normal_(generator=generator)
+
+    with torch.no_grad():
+        parameters, value = agent(tokens)
+        found = [x[0] for x in kernels.policy(tokens[None])]
+        old = parameters + 0.1 * draw(parameters)
+        action = agent.distribution.sample(old, agent.distribution.noise((NUM_COMPARED,), args.device, generator))
+        log_prob = agent.distribution.log_prob(old, action)
+    samples = module.Samples(tokens, action, old, log_prob, draw(value), draw(value))
+    keys = torch.randint(2**32, (2,), generator=generator, device=tokens.device) if network.dropout else None
+    kl_coef = torch.tensor(0.3, device=tokens.device)
+    loss, parts = module.ppo_loss(args, agent, samples, keys, kl_coef)
+    gradients = torch.autograd.grad(loss, list(agent.parameters()), materialize_grads=True)
+    batch = type(samples)(*(x[None] for x in samples))
+    found_parts = kernels.gradient(batch, None if keys is None else keys[None], kl_coef[None])
+    assert kernels.weights.grad is not None
+    names = [name for name, _ in agent.named_parameters()]
+    rows = kernels.weights.grad[0].split([x.numel() for x in gradients])
+    if parts.keys() != found_parts.keys():
+        return f"the loss has the parts {', '.join(parts)}, in the kernel {', '.join(found_parts)}"
+    pairs = {
+        "the policy": (found[0], parameters),
+        "the value": (found[1], value),
+        **{f"the loss's {name}": (found_parts[name], part.detach()[None]) for name, part in parts.items()},
+        **{f"the gradient of {name}": (row, x.flatten()) for name, row, x in zip(names, rows, gradients, strict=True)},
+    }
+    largest = max(float(x.abs().max()) for x in gradients)
+    for name, (mine, own) in pairs.items():
+        error, size = float((mine - own).abs().max()), float(own.abs().max())
+        if not error <= TOLERANCE * size + 1e-6 * max(largest, 1.0):
+            return f"{name} differs from the file's by {error:.1e} of {size:.1e}"
+    return None
+
+
+def share_weights(agent: nn.Module, weights: Tensor) -> None:
+    """Let an agent's parameters be views of the only row of `weights` (1, W)."""
+    for parameter, part in zip(agent.parameters(), _parts(agent, weights), strict=True):
+        parameter.data = part
+
+
+def share_gradient(agent: nn.Module, weights: nn.Parameter) -> None:
+    """Let the gradients of an agent's parameters be views of the gradient of `weights` (1, W)."""
+    assert weights.grad is not None
+    for parameter, part in zip(agent.parameters(), _parts(agent, weights.grad), strict=True):
+        parameter.grad = part
+
+
+def _parts(agent: nn.Module, row: Tensor) -> list[Tensor]:
+    sizes = [x.numel() for x in agent.parameters()]
+    return [x.view_as(y) for x, y in zip(row.detach()[0].split(sizes), agent.parameters(), strict=True)]
