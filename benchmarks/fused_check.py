@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
@@ -178,6 +179,12 @@ def nanoseconds(call: Callable[[int], Any], samples: int) -> str:
     return f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
 
 
+@cache
+def large_problem(name: str) -> Any:
+    """Return a size's problem on the GPU, with many samples of one run."""
+    return problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
+
+
 def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
     """Return weights and samples of several runs, with their keys: the problem's in other orders, copied."""
     sets = []
@@ -190,7 +197,7 @@ def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
 
 def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = (1, 4, 32)) -> None:
     """Print the times of a size's gradient and policy."""
-    problem = problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
+    problem = large_problem(name)
     for runs in all_runs:
         sets = sets_of(problem, runs)
         weights = problem.weights.expand(runs, -1) * torch.linspace(0.9, 1.1, runs, device=DEVICE)[:, None]
@@ -223,7 +230,7 @@ def time_rollout(name: str) -> None:
 
 def time_torch(name: str) -> None:
     """Print the time of torch.compile of the agent's loss, with its gradient."""
-    problem = problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
+    problem = large_problem(name)
     agent, case = problem.agents[0], problem.case
     sizes = case.layers, SAMPLES, problem.network.encoder_tokens, case.width
     keep = fused_cases.hashed_masks(problem.keys[0], sizes, case.dropout)
