@@ -1,8 +1,8 @@
 // A GPU on the CPU, for tests: what `noisy_envs/nn/cuda/gpu.cuh` gives the kernels, one fiber for each thread.
 //
 // A fiber runs until an operation of its whole warp or block, then the next one does. Between two such operations the
-// lanes of a warp run one after another, forwards and backwards in turn, so that a missing synchronisation gives wrong
-// results. Shared memory begins as NaN, and what lies around it must stay as it was. Lanes that meet at different
+// lanes of a warp run one after another, forwards and backwards in turn, and so do the warps of a block, so that a
+// missing synchronisation gives wrong results. Shared memory begins as NaN, and what lies around it must stay as it was. Lanes that meet at different
 // operations, as they must not, end the launch with an error.
 
 #include <cmath>
@@ -67,9 +67,10 @@ inline void run_thread() {
 }
 
 // Runs each warp up to the block's next barrier; returns whether any thread goes on, or -1 after an error.
-inline int run_block_phase(int num_threads) {
+inline int run_block_phase(int num_threads, bool warps_backwards) {
     bool any = false;
-    for (int warp = 0; warp < num_threads; warp += 32) {
+    for (int turn = 0; turn < num_threads; turn += 32) {
+        const int warp = warps_backwards ? num_threads - 32 - turn : turn;
         if (threads[warp].state == DONE) continue;
         bool backwards = false;
         do {
@@ -109,8 +110,8 @@ inline int launch(int grid_x, int grid_y, int num_threads, int shared_bytes, voi
             t.round = 0;
             makecontext(&t.context, run_thread, 0);
         }
-        int more;
-        while ((more = run_block_phase(num_threads)) > 0) {}
+        int more = 1;
+        for (int phase = 0; more > 0; phase++) more = run_block_phase(num_threads, phase % 2 == 1);
         if (more < 0) result = 1;
         for (int i = 0; i < GUARD; i++)
             if (!std::isnan(memory[i]) || !std::isnan(memory[GUARD + size + i])) result = 2;

@@ -144,15 +144,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
     weights += run * WEIGHTS;
     sums += size_t(block_index()) * SUMS;
     load_weights(shared, weights);
+    for (int i = thread_index(); i < COEFFICIENTS; i += WARPS * 32)
+        shared[At::COEFFICIENTS_AT + i] = coefficients[run * COEFFICIENTS + i];
+    const Dropout& dropout = load_dropout(shared, keys + 2 * run, coefficients[run * COEFFICIENTS + DROPOUT_RATE]);
     for (int i = thread_index(); i < SUMS; i += WARPS * 32) sums[i] = 0.0f;
     sync_block_memory();
 
     const Samples samples = {action, parameters, log_prob, advantage, target, int(run), count};
-    for (int i = thread_index(); i < COEFFICIENTS; i += WARPS * 32)
-        shared[At::COEFFICIENTS_AT + i] = coefficients[run * COEFFICIENTS + i];
-    const Dropout& dropout = load_dropout(shared, keys + 2 * run, coefficients[run * COEFFICIENTS + DROPOUT_RATE]);
-    sync_block();
-
     Lane at = place(shared, scratch);
     const int warp = warp_index();
 #pragma unroll 1
