@@ -69,6 +69,12 @@ class FusedRuns:
         return dict(zip(PARTS, parts.clone().unbind(1), strict=True))
 
 
+def wants_kernels(args: Any) -> bool:
+    """Tell whether the settings ask for the kernels."""
+    on_gpu = torch.device(args.device).type == "cuda"
+    return bool(args.kernel == "fused" or (args.kernel == "auto" and on_gpu))
+
+
 def make_fused(
     module: ModuleType, agent: Any, all_args: list[Any], weights: nn.Parameter, tokens: Tensor
 ) -> FusedRuns | None:
@@ -85,7 +91,7 @@ def make_fused(
         ValueError: `kernel` is "fused", and the kernels do not fit.
     """
     args = all_args[0]
-    if args.kernel == "torch" or (args.kernel == "auto" and weights.device.type != "cuda"):
+    if not wants_kernels(args):
         return None
     dropout = any(getattr(own, "dropout", 0) > 0 for own in all_args)
     reason: str | None = "the network is not that of ppo_adapool.py"

@@ -59,7 +59,7 @@ from noisy_envs.training.evaluation import (
     solved_label,
 )
 from noisy_envs.training.files import lock_folder, new_folder
-from noisy_envs.training.kernel import FusedRuns, make_fused, share_gradient, share_weights
+from noisy_envs.training.kernel import FusedRuns, make_fused, share_gradient, share_weights, wants_kernels
 from noisy_envs.training.metrics import MetricsLogger, WandbRun, read_metrics, start_wandb
 from noisy_envs.training.plots import plot_curve
 from noisy_envs.training.process import on_stop_signal, timestamp, write_stderr
@@ -127,11 +127,13 @@ class Run(Accelerator):
 
     def gradient(self, model: Any, loss: Loss, axis: int = 0) -> Gradient:
         """Return the gradient of an agent's loss, see `Accelerator.gradient`: by the fused kernel where it fits."""
-        weights = nn.Parameter(torch.cat([x.detach().flatten() for x in model.parameters()])[None])
-        self._kernels = make_fused(self.module, model, [self.local_args], weights, self._envs.start.tokens)
-        if self._kernels is None:
+        if not wants_kernels(self.local_args):
             return super().gradient(model, loss, axis)
-        kernels = self._kernels
+        weights = nn.Parameter(torch.cat([x.detach().flatten() for x in model.parameters()])[None])
+        kernels = make_fused(self.module, model, [self.local_args], weights, self._envs.start.tokens)
+        if kernels is None:
+            return super().gradient(model, loss, axis)
+        self._kernels = kernels
         model.encoder.hash_dropout = True
         share_weights(model, weights)
         share_gradient(model, weights)

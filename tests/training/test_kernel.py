@@ -1,5 +1,6 @@
 """Training with the fused kernels, emulated on the CPU, is training by torch; changed agents are recognised."""
 
+import dataclasses
 import shlex
 import shutil
 import sys
@@ -173,10 +174,11 @@ def test_a_changed_agent_is_not_taken_for_the_same(change, reason, emulated, tmp
 
 def test_torch_is_used_where_the_kernels_do_not_fit(emulated, capsys):
     module = load_agent("adapool")
-    args = parse(module, [*SMALL, "--kernel", "auto", "--num-heads", "1"])
+    args = parse(module, [*SMALL, "--num-heads", "1"])
     envs = make_envs(args)
     agent = module.Agent(args, envs.token_spec, envs.action_space)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    args = dataclasses.replace(args, kernel="auto", device="cuda")
     assert kernel.make_fused(module, agent, [args], on_gpu, envs.start.tokens) is None
     assert capsys.readouterr().out == "kernel: torch, since num_heads=1: the kernel takes embed_dim=3\n"
 
