@@ -43,12 +43,11 @@ from noisy_envs.training.files import lock_folder, write_atomically
 from noisy_envs.training.metrics import read_metrics
 from noisy_envs.training.plots import Panel, format_table, plot_panels
 from noisy_envs.training.process import (
-    EXIT_INTERRUPTED,
-    format_error,
     ignore_broken_pipe,
     last_message,
     memory_errors,
     on_stop_signal,
+    sweep_errors,
 )
 from noisy_envs.training.statistics import Rows, drop, estimate
 from noisy_envs.training.sweep import STOPPED, JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
@@ -530,7 +529,7 @@ def run_and_plot(
 @memory_errors()
 def main(argv: Sequence[str]) -> None:
     """Run what is missing and plot; the exit status is 1 if a run failed, 130 after Ctrl-C."""
-    try:
+    with sweep_errors():
         args, agent_args = parse(argv)
         jobs = plan(args, agent_args)
         new = next((job for job in flatten(jobs) if job.run() is None), None)
@@ -538,13 +537,6 @@ def main(argv: Sequence[str]) -> None:
             check_agent_args(new)
         with contextlib.nullcontext() if args.plot_only else lock_folder(args.out):
             failed = run_and_plot(args, jobs, agent_args, shlex.join(["python", "agents/compare.py", *argv]))
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {format_error(error)}") from None
-    except KeyboardInterrupt:
-        print("stopped; resume with the same command", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED) from None
     if args.plot_only or any(job.summary() for job in flatten(jobs)):
         comparison = "comparison.png, " if args.compare_with else ""
         print(f"see {comparison}curves.png, table.md and results.json in {args.out}")

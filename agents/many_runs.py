@@ -23,6 +23,7 @@ import dataclasses
 import inspect
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from noisy_envs.training.envs import EnvState, is_other
 from noisy_envs.training.evaluation import format_score
 from noisy_envs.training.files import lock_folder
 from noisy_envs.training.many_runs import OWN_SETTINGS, ManyRuns, begin
-from noisy_envs.training.process import EXIT_INTERRUPTED, format_error, ignore_broken_pipe, memory_errors
+from noisy_envs.training.process import format_error, ignore_broken_pipe, memory_errors, on_stop_signal, sweep_errors
 from noisy_envs.training.run import Run, is_complete, saved_updates
 from noisy_envs.training.settings import check_resume, load_args, max_runs, parse
 from noisy_envs.training.sweep import find_run
@@ -332,24 +333,18 @@ def run_all(commands: list[list[str]]) -> list[Failure]:
 def main(argv: Sequence[str]) -> None:
     """Train what is missing; the exit status is 1 if a run failed, 130 after Ctrl-C."""
     end = list(argv).index("--") if "--" in argv else len(argv)
-    try:
+    with sweep_errors():
         args = parse_arguments(Args, argv[:end], Args(), __doc__)
         commands = plan(args, argv[end + 1 :])
         # the runs of --commands lie anywhere; each has a lock of its own
         with lock_folder(args.out) if args.commands is None else contextlib.nullcontext():
             failures = run_all(commands)
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {format_error(error)}") from None
-    except KeyboardInterrupt:
-        print("stopped; resume with the same command", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED) from None
     if failures:
         lines = [f"{failure.folder}: {failure.reason}" for failure in failures]
         raise SystemExit("\n".join([f"{len(failures)} of {len(commands)} runs failed:", *lines]))
 
 
 if __name__ == "__main__":
-    with ignore_broken_pipe():
+    # the end of a terminal or of the machine stops the runs like Ctrl-C
+    with on_stop_signal(signal.default_int_handler), ignore_broken_pipe():
         main(sys.argv[1:])

@@ -31,6 +31,20 @@ def format_error(error: Exception) -> str:
 
 
 @contextlib.contextmanager
+def sweep_errors() -> Iterator[None]:
+    """End a program that runs a sweep with a one-line message: for an expected error, or for Ctrl-C with status 130."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {format_error(error)}") from None
+    except KeyboardInterrupt:
+        print("stopped; resume with the same command", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+@contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
     """End a program with a one-line message if it runs out of memory, for which torch raises RuntimeError."""
     try:
