@@ -89,7 +89,7 @@ SLIPS = (
     Slip("minibatches are drawn with replacement", r"torch\.randperm\(([^,]+), ", r"torch.randint(\1, (\1,), ", PPO),
     Slip("the learning rate falls early", r"(\(1 - |args, )(self\.updates|iteration) /", r"\1(\2 + 1) /", SCHEDULES),
     Slip("gradients are not clipped", r"(clip_grad_norm_\(.*, )[\w.]+\)", r"\g<1>1e9)", PPO),
-    Slip("dropout does not scale up", r"(change \* \w+|keep\.to.*\)) / .*(self\.keep|dropout\))", r"\1", PPO),
+    Slip("dropout does not scale up", r"(change \* \w+|keep.*\)) / .*(self\.keep|dropout\))", r"\1", PPO),
     Slip("log-probabilities lack log_std", r"(0\.5 \* squares) \+ log_std", r"\1", PPO),
     Slip("Gumbel noise has the wrong sign", r"-((?:noise|torch.*)\.exponential_\(.*\)\.log\(\))", r"\1", PPO),
     Slip("evaluation uses training seeds", r'f"\{seed\} \{purpose\}"', 'f"{seed}"', RESUME),

@@ -141,21 +141,23 @@ class TransformerEncoder(nn.Module):
             keep: which numbers dropout keeps, see `dropout_masks`. Without it dropout acts in training mode.
             dropout: the probability with which `keep` was drawn.
         """
-        factor = None if keep is None else self._dropout_factor(x, keep, dropout)
-        if not self.tokens_first:
-            return self._layers(x, mask, factor)
-        mask, factor = None if mask is None else mask.mT, None if factor is None else factor.transpose(1, 2)
-        return self._layers(x.transpose(0, 1).contiguous(), mask, factor).transpose(0, 1)
-
-    def _dropout_factor(self, x: Tensor, keep: Tensor, dropout: float | Tensor) -> Tensor:
-        """Return what changes are multiplied by, (layers, B, N, H): 0 or 1 / (1 - dropout)."""
-        if keep.dtype == torch.int64:
+        if keep is not None and keep.dtype == torch.int64:
             keep = hashed_masks(keep, (len(self.layers), *x.shape), dropout)
-        return keep.to(x.dtype) / (1 - dropout)
+        if not self.tokens_first:
+            return self._layers(x, mask, keep, dropout)
+        mask, keep = None if mask is None else mask.mT, None if keep is None else keep.transpose(1, 2)
+        return self._layers(x.transpose(0, 1).contiguous(), mask, keep, dropout).transpose(0, 1)
 
-    def _layers(self, x: Tensor, mask: Tensor | None, factor: Tensor | None, stop: int | None = None) -> Tensor:
+    def _layers(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        keep: Tensor | None,
+        dropout: float | Tensor = 0.0,
+        stop: int | None = None,
+    ) -> Tensor:
         for number, layer in enumerate(self.layers[:stop]):
-            x = layer(x, mask, None if factor is None else factor[number])
+            x = layer(x, mask, None if keep is None else keep[number].to(x.dtype) / (1 - dropout))
         return x
 
     def with_attention(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

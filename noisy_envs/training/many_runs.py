@@ -278,16 +278,18 @@ class ManyRuns:
         total, step = (len(self) * steps for steps in (self.args.total_timesteps, first.step))
         options: dict[str, Any] = {"unit": " steps", "unit_scale": True, "dynamic_ncols": True}
         options["mininterval"] = 0.5 if sys.stderr.isatty() else 15
-        with on_stop_signal(self._stop, once=True), tqdm(total=total, initial=step, **options) as bar:
-            for iteration in range(first.updates, first.num_iterations):
-                if self._stopped or not self.running:
-                    break
-                for member in self.running:
-                    member.run.start_update()
-                yield iteration
-                bar.update(len(self) * first.step_size)
-        for member in self.members:
-            member.run.close_metrics()
+        try:
+            with on_stop_signal(self._stop, once=True), tqdm(total=total, initial=step, **options) as bar:
+                for iteration in range(first.updates, first.num_iterations):
+                    if self._stopped or not self.running:
+                        break
+                    for member in self.running:
+                        member.run.start_update()
+                    yield iteration
+                    bar.update(len(self) * first.step_size)
+        finally:
+            for member in self.members:
+                member.run.close_metrics()
         if self._stopped:
             raise KeyboardInterrupt
 
