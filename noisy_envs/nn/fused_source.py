@@ -256,11 +256,14 @@ def weight_offsets(network: Network, named: Iterable[tuple[str, Any]]) -> dict[s
             number, rest = name.removeprefix("encoder.layers.").split(".", 1)
             if offset != offsets[f"encoder.layers.0.{rest}"] + int(number) * step:
                 raise ValueError(f"{name}: the kernel takes equal layers, one after another")
+    together = [[f"{head}.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")] for head in ("actor", "critic")]
     if network.pool == "AdaPool":
-        size = network.embed_dim**2
-        query, key, value = (offsets[f"pool.{name}.weight"] for name in ("query", "key", "value"))
-        if (key, value) != (query + size, query + 2 * size):
-            raise ValueError("pool.query.weight: the kernel takes query, key and value, one after another")
+        together.append([f"pool.{name}.weight" for name in ("query", "key", "value")])
+    names = list(offsets)
+    for group in together:
+        first = names.index(group[0])
+        if names[first : first + len(group)] != group:
+            raise ValueError(f"{group[0]}: the kernel takes {', '.join(group)}, one after another")
     return offsets
 
 
@@ -294,11 +297,8 @@ WEIGHT_CONSTANTS = {  # AT_... in the source: the weight's name in the agent
     "POOL_QUERY": "pool.query.weight",
     "POOL_OUTPUT": "pool.output.weight",
     "CLASS_TOKEN": "pool.token",
-} | {
-    f"{head.upper()}_{place}{kind}": f"{head}.{2 * number}.{'bias' if kind else 'weight'}"
-    for head in ("actor", "critic")
-    for number, place in enumerate(("FIRST", "SECOND", "THIRD"))
-    for kind in ("", "_BIAS")
+    "ACTOR": "actor.0.weight",
+    "CRITIC": "critic.0.weight",
 }
 
 
@@ -328,11 +328,10 @@ def memory_sizes(network: Network, lanes: Lanes) -> MemorySizes:
     rows, head_samples = 32 * lanes.rows, min(lanes.samples, 4)
     padded = network.padding is not None
     stored = _up(tokens, 1 if not padded else 4 if lanes.rows * lanes.lanes % 4 == 0 else 2)
-    keys = lanes.samples * (stored * _row_step(3 * pad + padded) + 4)
-    queries = lanes.samples * (stored * _row_step(5 * pad) + 4)
-    products = rows * (2 * _row_step(8) + _row_step(16)) + 4
+    pairs = max(rows * _row_step(16), lanes.samples * (stored * _row_step(20) + 4))  # queries are larger than keys
+    products = 2 * rows * _row_step(8) + 4 + pairs
     head = lanes.samples * 2 * pad + head_samples * (3 * units + 2 * network.num_parameters)
-    warp = max(keys, queries, products, _up(head, 4)) + network.num_layers * lanes.samples * 2 * pad
+    warp = max(products, _up(head, 4)) + (network.num_layers + (2 if pooling else 0)) * lanes.samples * 2 * pad
     warp += network.num_layers * 32 if network.dropout else 0
     part = num_weights(network) + len(PARTS)
     return MemorySizes(

@@ -111,31 +111,48 @@ DEVICE void embed_backward(
 }
 
 // ---- attention
-// Queries (scaled so that 2^(q k) is the weight), keys and values of normalised embeddings.
-DEVICE void project_heads(const float* matrix, const Rows& n, Rows& q, Rows& k, Rows& v) {
-    EACH(c, WIDTH) {
-        const Padded wq = load_vector(matrix + c * PAD), wk = load_vector(matrix + (WIDTH + c) * PAD),
-                     wv = load_vector(matrix + (2 * WIDTH + c) * PAD);
+// Heads pass in groups, one after another: a group's code serves all of them, so that more of the kernel stays in the
+// instruction cache, and fewer numbers are in registers at a time.
+using Group = float[ROWS][GROUP];  // a number of each of the group's heads, for each of a lane's tokens
+
+DEVICE void set_zero(Group& x) { EACH(r, ROWS) EACH(c, GROUP) x[r][c] = 0.0f; }
+
+// Reads and writes a group as a float4.
+DEVICE void load_group(const float* p, float (&x)[GROUP]) {
+    const float4 f = *reinterpret_cast<const float4*>(p);
+    const float v[4] = {f.x, f.y, f.z, f.w};
+    EACH(c, GROUP) x[c] = v[c];
+}
+
+DEVICE float4 as_float4(const float (&x)[GROUP]) { return make_float4(x[0], x[1], x[2], GROUP > 3 ? x[GROUP - 1] : 0.0f); }
+DEVICE void store_group(float* p, const float (&x)[GROUP]) { *reinterpret_cast<float4*>(p) = as_float4(x); }
+
+DEVICE void save_group(const Lane& at, int layer, int tensor, int group, const Group& x) {
+    EACH(r, ROWS) scratch_at(at, layer, tensor, r)[group * 32] = as_float4(x[r]);
+}
+
+DEVICE void load_saved_group(const Lane& at, int layer, int tensor, int group, Group& x) {
+    EACH(r, ROWS) load_group(reinterpret_cast<const float*>(scratch_at(at, layer, tensor, r) + group * 32), x[r]);
+}
+
+// Keys and values of normalised embeddings, for the heads from `head` on. `matrix` has the rows of queries, keys, values.
+DEVICE void project_keys(const float* matrix, int head, const Rows& n, Group& k, Group& v) {
+    EACH(c, GROUP) {
+        const float* row = matrix + (WIDTH + head + c) * PAD;
+        const Padded wk = load_vector(row), wv = load_vector(row + WIDTH * PAD);
         EACH(r, ROWS) {
-            q[r][c] = dot(n[r], wq.v, 0.0f) * (SCORE_SCALE * LOG2_E);
             k[r][c] = dot(n[r], wk.v, 0.0f);
             v[r][c] = dot(n[r], wv.v, 0.0f);
         }
     }
 }
 
-// Head c of a vector within its groups of float4.
-CONSTEXPR int in_groups(int c) { return c / GROUP * 4 + c % GROUP; }
-
-DEVICE void store_groups(float* p, const Vector& x) {
-    float grouped[PAD] = {};
-    EACH(c, WIDTH) grouped[in_groups(c)] = x[c];
-    store(p, grouped);
-}
-
-DEVICE void load_group(const float* p, float (&x)[4]) {
-    const float4 f = *reinterpret_cast<const float4*>(p);
-    x[0] = f.x, x[1] = f.y, x[2] = f.z, x[3] = f.w;
+// Queries, scaled so that 2^(q k) is the weight.
+template <int R> DEVICE void project_queries(const float* matrix, int head, const RowsOf<R>& n, float (&q)[R][GROUP]) {
+    EACH(c, GROUP) {
+        const Padded w = load_vector(matrix + (head + c) * PAD);
+        EACH(r, R) q[r][c] = dot(n[r], w.v, 0.0f) * (SCORE_SCALE * LOG2_E);
+    }
 }
 
 // The number of tokens that loops over pairs visit: up to the last key of all samples of the warp, and the query, whose
@@ -147,10 +164,15 @@ DEVICE int last_token(const Lane& at) {
     return KEYS * ceil_div(max_warp(last) + 1, KEYS);
 }
 
+// Where the middles of a group's keys are kept for the backward pass; half of their ranges follow after PAD.
+DEVICE float* key_range_of(const Lane& at, int layer, int group) {
+    return at.shared + WarpAt::KEY_RANGE + (layer * SAMPLES + at.sample) * 2 * PAD + 4 * group;
+}
+
 // Shifts keys by the middle of their range over a sample's tokens, and stores the middles and half the ranges.
-DEVICE void center_keys(const Lane& at, float* key_range, Rows& k) {
-    Vector middle, half;
-    EACH(c, WIDTH) {
+DEVICE void center_keys(const Lane& at, float* key_range, Group& k, float (&half)[GROUP]) {
+    float middle[GROUP];
+    EACH(c, GROUP) {
         float high = -1e30f, low = -1e30f;  // of keys, and of their negatives
         EACH(r, ROWS) if (at.key[r]) {
             high = fmaxf(high, k[r][c]);
@@ -163,225 +185,250 @@ DEVICE void center_keys(const Lane& at, float* key_range, Rows& k) {
         EACH(r, ROWS) k[r][c] -= middle[c];
     }
     if (at.first == 0) {
-        store(key_range, middle);
-        store(key_range + PAD, half);
+        store_group(key_range, middle);
+        store_group(key_range + PAD, half);
     }
 }
 
-DEVICE float* key_range_of(const Lane& at, int layer) {
-    return at.shared + WarpAt::KEY_RANGE + (layer * SAMPLES + at.sample) * 2 * PAD;
-}
-
 // Stores a lane's keys and values, and their products for the covariance. Padding has the weight 2^0 times 0.
-template <bool TRAIN> DEVICE void store_keys(const Lane& at, const Rows& k, const Rows& v) {
-    float* keys = at.shared + at.sample * KEY_SAMPLE;
+template <bool TRAIN> DEVICE void store_keys(const Lane& at, const Group& k, const Group& v) {
+    float* keys = at.shared + WarpAt::PAIRS + at.sample * KEY_SAMPLE;
     EACH(r, ROWS) if (at.stored(r)) {
         float* row = keys + at.token(r) * KEY_STEP;
-        Vector kept_k, kept_v, product;
-        EACH(c, WIDTH) {
+        float kept_k[GROUP], kept_v[GROUP], product[GROUP];
+        EACH(c, GROUP) {
             kept_k[c] = at.key[r] ? k[r][c] : 0.0f;
             kept_v[c] = at.key[r] ? v[r][c] : 0.0f;
             product[c] = kept_k[c] * kept_v[c];
         }
-        store_groups(row, kept_k);
-        store_groups(row + PAD, kept_v);
-        if constexpr (TRAIN) store_groups(row + 2 * PAD, product);
-        if constexpr (PADDED) row[3 * PAD] = at.key[r] ? 1.0f : 0.0f;
+        store_group(row, kept_k);
+        store_group(row + 4, kept_v);
+        if constexpr (TRAIN) store_group(row + 8, product);
+        if constexpr (PADDED) row[12] = at.key[r] ? 1.0f : 0.0f;
     }
 }
 
 // Attention of a lane's queries, as mixtures of values, and what its gradient needs.
 struct Attended {
-    Rows mixed, inverse, covariance;  // the second is 1 / sum of weights 2^(q k - largest)
+    Group mixed, inverse, covariance;  // the second is 1 / sum of weights 2^(q k - largest)
 };
 
 // Sums over keys.
 template <bool TRAIN>
-DEVICE void sum_keys(const Lane& at, int visited, const Rows& q, const Padded& half, Attended& out) {
-    const float* keys = at.shared + at.sample * KEY_SAMPLE;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        float total[ROWS][GROUP] = {}, sum_v[ROWS][GROUP] = {}, sum_k[ROWS][GROUP] = {}, sum_kv[ROWS][GROUP] = {};
-        float largest[ROWS][GROUP];
-        EACH(r, ROWS) EACH(c, GROUP) largest[r][c] = fabsf(q[r][g * GROUP + c]) * half.v[g * GROUP + c];
+DEVICE void sum_keys(const Lane& at, int visited, const Group& q, const float (&half)[GROUP], Attended& out) {
+    const float* keys = at.shared + WarpAt::PAIRS + at.sample * KEY_SAMPLE;
+    Group total = {}, sum_v = {}, sum_k = {}, sum_kv = {}, largest;
+    EACH(r, ROWS) EACH(c, GROUP) largest[r][c] = fabsf(q[r][c]) * half[c];
 #pragma unroll UNROLL_KEYS
-        for (int begin = 0; begin < visited; begin += KEYS) EACH(j, KEYS) {
-            const float* row = keys + (begin + j) * KEY_STEP;
-            float kj[4], vj[4], kvj[4];
-            load_group(row + 4 * g, kj);
-            load_group(row + PAD + 4 * g, vj);
-            if constexpr (TRAIN) load_group(row + 2 * PAD + 4 * g, kvj);
-            const float one = PADDED ? row[3 * PAD] : 1.0f;
-            EACH(r, ROWS) EACH(c, GROUP) {
-                const float p = exp2_fast(fmaf(q[r][g * GROUP + c], kj[c], -largest[r][c]));
-                total[r][c] = PADDED ? fmaf(p, one, total[r][c]) : total[r][c] + p;
-                sum_v[r][c] = fmaf(p, vj[c], sum_v[r][c]);
-                if constexpr (TRAIN) {
-                    sum_k[r][c] = fmaf(p, kj[c], sum_k[r][c]);
-                    sum_kv[r][c] = fmaf(p, kvj[c], sum_kv[r][c]);
-                }
+    for (int begin = 0; begin < visited; begin += KEYS) EACH(j, KEYS) {
+        const float* row = keys + (begin + j) * KEY_STEP;
+        float kj[GROUP], vj[GROUP], kvj[GROUP];
+        load_group(row, kj);
+        load_group(row + 4, vj);
+        if constexpr (TRAIN) load_group(row + 8, kvj);
+        const float one = PADDED ? row[12] : 1.0f;
+        EACH(r, ROWS) EACH(c, GROUP) {
+            const float p = exp2_fast(fmaf(q[r][c], kj[c], -largest[r][c]));
+            total[r][c] = PADDED ? fmaf(p, one, total[r][c]) : total[r][c] + p;
+            sum_v[r][c] = fmaf(p, vj[c], sum_v[r][c]);
+            if constexpr (TRAIN) {
+                sum_k[r][c] = fmaf(p, kj[c], sum_k[r][c]);
+                sum_kv[r][c] = fmaf(p, kvj[c], sum_kv[r][c]);
             }
         }
-        EACH(r, ROWS) EACH(c, GROUP) {
-            const int head = g * GROUP + c;
-            const float inverse = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
-            out.inverse[r][head] = inverse;
-            out.mixed[r][head] = sum_v[r][c] * inverse;
-            if constexpr (TRAIN)
-                out.covariance[r][head] =
-                    fmaf(-out.mixed[r][head], sum_k[r][c] * inverse, sum_kv[r][c] * inverse);
-        }
+    }
+    EACH(r, ROWS) EACH(c, GROUP) {
+        const float inverse = reciprocal(PADDED ? fmaxf(total[r][c], 1e-30f) : total[r][c]);
+        const float mixed = sum_v[r][c] * inverse;
+        out.inverse[r][c] = inverse;
+        out.mixed[r][c] = mixed;
+        if constexpr (TRAIN) out.covariance[r][c] = fmaf(-mixed, sum_k[r][c] * inverse, sum_kv[r][c] * inverse);
+    }
+}
+
+// Adds the output of a group of heads, of a vector of each of R tokens, to x.
+template <int R> DEVICE void add_output(const float* matrix, int group, const float (&mixed)[R][GROUP], RowsOf<R>& x) {
+    EACH(c, WIDTH) {
+        float w[GROUP];
+        load_group(matrix + c * PAD + 4 * group, w);
+        EACH(r, R) EACH(i, GROUP) x[r][c] = fmaf(mixed[r][i], w[i], x[r][c]);
     }
 }
 
 // Adds attention's output to x. For the backward pass it saves what `attention_backward` reads.
 template <bool TRAIN> DEVICE void attention(const Lane& at, const float* weights, int layer, int visited, Rows& x) {
     if constexpr (TRAIN) save(at, layer, SAVED_INPUT, x);
-    Attended attended;
-    {
-        Rows q, k, v, n;
-        layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
-        project_heads(weights + LayerAt::QUERY_KEY_VALUE, n, q, k, v);
-        float* key_range = key_range_of(at, layer);
-        center_keys(at, key_range, k);
+    Rows n;
+    layer_norm(weights + LayerAt::NORM_ATTENTION, x, n);
+#pragma unroll 1
+    for (int group = 0; group < GROUPS; group++) {
+        Group q, k, v;
+        Attended attended;
+        float half[GROUP];
+        project_queries<ROWS>(weights + LayerAt::QUERY_KEY_VALUE, group * GROUP, n, q);
+        project_keys(weights + LayerAt::QUERY_KEY_VALUE, group * GROUP, n, k, v);
+        center_keys(at, key_range_of(at, layer, group), k, half);
         store_keys<TRAIN>(at, k, v);
         sync_warp();
-        sum_keys<TRAIN>(at, visited, q, load_vector(key_range + PAD), attended);
+        sum_keys<TRAIN>(at, visited, q, half, attended);
         sync_warp();
-    }
-    if constexpr (TRAIN) {
-        save(at, layer, SAVED_MIXED, attended.mixed);
-        save(at, layer, SAVED_INVERSE, attended.inverse);
-        save(at, layer, SAVED_COVARIANCE, attended.covariance);
-        load_saved(at, layer, SAVED_INPUT, x);  // again, rather than in registers beside the sums
-    }
-    EACH(c, WIDTH) {
-        const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
-        EACH(r, ROWS) x[r][c] = dot(attended.mixed[r], w.v, x[r][c]);
+        if constexpr (TRAIN) {
+            save_group(at, layer, SAVED_MIXED, group, attended.mixed);
+            save_group(at, layer, SAVED_INVERSE, group, attended.inverse);
+            save_group(at, layer, SAVED_COVARIANCE, group, attended.covariance);
+        }
+        add_output<ROWS>(weights + LayerAt::OUTPUT, group, attended.mixed, x);
     }
 }
 
 // Stores, for each query of the warp, what its weights and their gradients need: q, the largest score, do / total,
 // q do / total and q do o / total, with o its output and do the gradient of that.
-DEVICE void store_queries(const Lane& at, const Rows& q, const Padded& half, const Rows& scaled_do, const Rows& mixed) {
-    float* queries = at.shared + at.sample * QUERY_SAMPLE;
+DEVICE void store_queries(
+    const Lane& at, const Group& q, const float (&half)[GROUP], const Group& scaled_do, const Group& mixed) {
+    float* queries = at.shared + WarpAt::PAIRS + at.sample * QUERY_SAMPLE;
     EACH(r, ROWS) if (at.stored(r)) {
         float* row = queries + at.token(r) * QUERY_STEP;
-        Vector largest, product, product_mixed;
-        EACH(c, WIDTH) {
-            largest[c] = fabsf(q[r][c]) * half.v[c];
+        float largest[GROUP], product[GROUP], product_mixed[GROUP];
+        EACH(c, GROUP) {
+            largest[c] = fabsf(q[r][c]) * half[c];
             product[c] = q[r][c] * scaled_do[r][c];
             product_mixed[c] = product[c] * mixed[r][c];
         }
-        store_groups(row, q[r]);
-        store_groups(row + PAD, largest);
-        store_groups(row + 2 * PAD, scaled_do[r]);
-        store_groups(row + 3 * PAD, product);
-        store_groups(row + 4 * PAD, product_mixed);
+        store_group(row, q[r]);
+        store_group(row + 4, largest);
+        store_group(row + 8, scaled_do[r]);
+        store_group(row + 12, product);
+        store_group(row + 16, product_mixed);
     }
 }
 
 // Sums over queries the gradients of this lane's keys and values.
-DEVICE void sum_queries(const Lane& at, int visited, const Rows& k, const Rows& v, Rows& dk, Rows& dv) {
-    const float* queries = at.shared + at.sample * QUERY_SAMPLE;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        float sum_do[ROWS][GROUP] = {}, sum_qdo[ROWS][GROUP] = {}, sum_qdoo[ROWS][GROUP] = {};
+DEVICE void sum_queries(const Lane& at, int visited, const Group& k, const Group& v, Group& dk, Group& dv) {
+    const float* queries = at.shared + WarpAt::PAIRS + at.sample * QUERY_SAMPLE;
+    Group sum_do = {}, sum_qdo = {}, sum_qdoo = {};
 #pragma unroll UNROLL_QUERIES
-        for (int begin = 0; begin < visited; begin += QUERIES) EACH(i, QUERIES) {
-            const float* row = queries + (begin + i) * QUERY_STEP + 4 * g;
-            float q[4], largest[4], d[4], qd[4], qdo[4];
-            load_group(row, q);
-            load_group(row + PAD, largest);
-            load_group(row + 2 * PAD, d);
-            load_group(row + 3 * PAD, qd);
-            load_group(row + 4 * PAD, qdo);
-            EACH(r, ROWS) EACH(c, GROUP) {
-                const float p = exp2_fast(fmaf(q[c], k[r][g * GROUP + c], -largest[c]));
-                sum_do[r][c] = fmaf(p, d[c], sum_do[r][c]);
-                sum_qdo[r][c] = fmaf(p, qd[c], sum_qdo[r][c]);
-                sum_qdoo[r][c] = fmaf(p, qdo[c], sum_qdoo[r][c]);
-            }
+    for (int begin = 0; begin < visited; begin += QUERIES) EACH(i, QUERIES) {
+        const float* row = queries + (begin + i) * QUERY_STEP;
+        float q[GROUP], largest[GROUP], d[GROUP], qd[GROUP], qdo[GROUP];
+        load_group(row, q);
+        load_group(row + 4, largest);
+        load_group(row + 8, d);
+        load_group(row + 12, qd);
+        load_group(row + 16, qdo);
+        EACH(r, ROWS) EACH(c, GROUP) {
+            const float p = exp2_fast(fmaf(q[c], k[r][c], -largest[c]));
+            sum_do[r][c] = fmaf(p, d[c], sum_do[r][c]);
+            sum_qdo[r][c] = fmaf(p, qd[c], sum_qdo[r][c]);
+            sum_qdoo[r][c] = fmaf(p, qdo[c], sum_qdoo[r][c]);
         }
-        EACH(r, ROWS) EACH(c, GROUP) {  // padding is no key; its sums may be infinite
-            const int head = g * GROUP + c;
-            dv[r][head] = at.key[r] ? sum_do[r][c] : 0.0f;
-            dk[r][head] = at.key[r] ? LN_2 * fmaf(v[r][head], sum_qdo[r][c], -sum_qdoo[r][c]) : 0.0f;
-        }
+    }
+    EACH(r, ROWS) EACH(c, GROUP) {  // padding is no key; its sums may be infinite
+        dv[r][c] = at.key[r] ? sum_do[r][c] : 0.0f;
+        dk[r][c] = at.key[r] ? LN_2 * fmaf(v[r][c], sum_qdo[r][c], -sum_qdoo[r][c]) : 0.0f;
     }
 }
 
-// Computes the gradients of queries, keys and values from dx, that of the layer's middle.
+// Gradients of a group of heads: of its queries, keys and values, from dx, that of the layer's middle.
+struct HeadGradients {
+    Group dq, dk, dv, mixed;  // the last is the group's output, whose product with dx is the output matrix's gradient
+};
+
 DEVICE void heads_backward(
-    const Lane& at, const float* weights, int layer, int visited, const Rows& dx, Rows& dq, Rows& dk, Rows& dv) {
-    Rows k, v;
+    const Lane& at, const float* weights, int layer, int group, int visited, HeadGradients& out) {
+    Group k, v;
     {
-        Rows q, d, x;
-        load_saved(at, layer, SAVED_INPUT, x);
-        layer_norm(weights + LayerAt::NORM_ATTENTION, x, x);
-        project_heads(weights + LayerAt::QUERY_KEY_VALUE, x, q, k, v);
-        set_zero(d);
+        Group q, d = {};
+        Rows x;
+        load_rows(at, at.shared + WarpAt::B_SECOND, x);  // dx
         EACH(c, WIDTH) {
-            const Padded w = load_vector(weights + LayerAt::OUTPUT + c * PAD);
-            EACH(r, ROWS) add_scaled(d[r], dx[r][c], w.v);
+            float w[GROUP];
+            load_group(weights + LayerAt::OUTPUT + c * PAD + 4 * group, w);
+            EACH(r, ROWS) EACH(i, GROUP) d[r][i] = fmaf(x[r][c], w[i], d[r][i]);
         }
-        load_saved(at, layer, SAVED_COVARIANCE, x);
-        EACH(r, ROWS) EACH(c, WIDTH) x[r][c] *= d[r][c] * SCORE_SCALE;
-        save(at, layer, SAVED_COVARIANCE, x);  // now dq, which registers have no room for
-        load_saved(at, layer, SAVED_INVERSE, x);
-        EACH(r, ROWS) EACH(c, WIDTH) d[r][c] *= x[r][c];
-        load_saved(at, layer, SAVED_MIXED, x);
-        const float* key_range = key_range_of(at, layer);
-        const Padded middle = load_vector(key_range), half = load_vector(key_range + PAD);
-        EACH(r, ROWS) EACH(c, WIDTH) k[r][c] -= middle.v[c];
-        store_queries(at, q, half, d, x);
+        load_rows(at, at.shared + WarpAt::B_FIRST, x);  // normalised embeddings
+        project_queries<ROWS>(weights + LayerAt::QUERY_KEY_VALUE, group * GROUP, x, q);
+        project_keys(weights + LayerAt::QUERY_KEY_VALUE, group * GROUP, x, k, v);
+        load_saved_group(at, layer, SAVED_COVARIANCE, group, out.dq);
+        EACH(r, ROWS) EACH(c, GROUP) out.dq[r][c] *= d[r][c] * SCORE_SCALE;
+        Group inverse;
+        load_saved_group(at, layer, SAVED_INVERSE, group, inverse);
+        EACH(r, ROWS) EACH(c, GROUP) d[r][c] *= inverse[r][c];
+        load_saved_group(at, layer, SAVED_MIXED, group, out.mixed);
+        float middle[GROUP], half[GROUP];
+        const float* key_range = key_range_of(at, layer, group);
+        load_group(key_range, middle);
+        load_group(key_range + PAD, half);
+        EACH(r, ROWS) EACH(c, GROUP) k[r][c] -= middle[c];
+        store_queries(at, q, half, d, out.mixed);
     }
     sync_warp();
-    sum_queries(at, visited, k, v, dk, dv);
+    sum_queries(at, visited, k, v, out.dk, out.dv);
     sync_warp();
-    load_saved(at, layer, SAVED_COVARIANCE, dq);
 }
+
+// Where `add_products` adds the gradients of a group's rows of the matrices of queries and keys (columns dq, then dk),
+// and of values and output (columns dv, times embeddings, then the group's output, times dx).
+constexpr bool EVEN_LAYERS = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0;
+using GroupRows = Target<GROUP, WIDTH, WIDTH, 1, EVEN_LAYERS && AT_QUERY_KEY_VALUE % 2 == 0>;
+
+struct QueryKeyTarget {
+    float* p;  // the group's first row of queries
+
+    DEVICE void add_pair(int i, int j, float x0, float x1) const {
+        GroupRows{p + i / 4 * WIDTH * WIDTH}.add_pair(i % 4, j, x0, x1);
+    }
+};
+
+struct ValueOutputTarget {
+    float* value;   // the group's first row of values
+    float* output;  // its first column of the output matrix
+
+    DEVICE bool takes_first(int i) const { return i < 4; }
+    DEVICE void add_pair(int i, int j, float x0, float x1) const {
+        if (i < 4) GroupRows{value}.add_pair(i, j, x0, x1);
+        else Target<GROUP, WIDTH, 1, WIDTH, false>{output}.add_pair(i - 4, j, x0, x1);
+    }
+};
 
 // Turns dx from the gradient of the layer's middle into that of its input.
 DEVICE void attention_backward(const Lane& at, const float* weights, int layer, int visited, float* sums, Rows& dx) {
     float* pairs = at.shared + WarpAt::PAIRS;
     float* input_rows = at.shared + WarpAt::B_FIRST;
-    float* mixed_rows = at.shared + WarpAt::B_SECOND;
+    float* change_rows = at.shared + WarpAt::B_SECOND;
     float* layer_sums = sums + layer * LAYER_STEP;
-    constexpr bool EVEN = WIDTH % 2 == 0 && LAYER_STEP % 2 == 0;
-    using Matrix = Target<WIDTH, WIDTH, WIDTH, 1, EVEN && AT_QUERY_KEY_VALUE % 2 == 0>;
-    using OutputMatrix = Target<WIDTH, WIDTH, WIDTH, 1, EVEN && AT_OUTPUT % 2 == 0>;
-    const Matrix query = {layer_sums + AT_QUERY_KEY_VALUE}, key = {query.p + WIDTH * WIDTH},
-                 value = {key.p + WIDTH * WIDTH};
     Rows dn, x;
-    {
-        Rows dq, dk, dv;
-        heads_backward(at, weights, layer, visited, dx, dq, dk, dv);
-        load_saved(at, layer, SAVED_INPUT, x);
-        layer_norm(weights + LayerAt::NORM_ATTENTION, x, dn);
-        store_rows(at, input_rows, dn);
-        load_saved(at, layer, SAVED_MIXED, x);
-        store_rows(at, mixed_rows, x);
-        store_pairs(at, dq, dk);
+    load_saved(at, layer, SAVED_INPUT, x);
+    layer_norm(weights + LayerAt::NORM_ATTENTION, x, dn);
+    store_rows(at, input_rows, dn);
+    store_rows(at, change_rows, dx);
+    set_zero(dn);
+#pragma unroll 1
+    for (int group = 0; group < GROUPS; group++) {
+        HeadGradients d;
+        heads_backward(at, weights, layer, group, visited, d);
+        EACH(r, ROWS) {
+            float* row = pairs + at.row(r) * PAIR_STEP;
+            store_group(row, d.dq[r]), store_group(row + 4, d.dk[r]);
+            store_group(row + 8, d.dv[r]), store_group(row + 12, d.mixed[r]);
+        }
         sync_warp();
-        add_products<ROWS>(query, key, pairs, input_rows, input_rows, at.lane);
+        float* first_row = layer_sums + AT_QUERY_KEY_VALUE + group * GROUP * WIDTH;
+        add_products<ROWS>(QueryKeyTarget{first_row},
+                           ValueOutputTarget{first_row + 2 * WIDTH * WIDTH, layer_sums + AT_OUTPUT + group * GROUP},
+                           pairs, input_rows, change_rows, at.lane);
         sync_warp();
-        store_pairs(at, dv, dx);
-        sync_warp();
-        add_products<ROWS>(value, OutputMatrix{layer_sums + AT_OUTPUT}, pairs, input_rows, mixed_rows, at.lane);
-        sync_warp();
-        set_zero(dn);
-        EACH(c, WIDTH) {
-            const float* matrix = weights + LayerAt::QUERY_KEY_VALUE + c * PAD;
-            const Padded wq = load_vector(matrix), wk = load_vector(matrix + WIDTH * PAD),
-                         wv = load_vector(matrix + 2 * WIDTH * PAD);
+        EACH(c, GROUP) {
+            const float* row = weights + LayerAt::QUERY_KEY_VALUE + (group * GROUP + c) * PAD;
+            const Padded wq = load_vector(row), wk = load_vector(row + WIDTH * PAD),
+                         wv = load_vector(row + 2 * WIDTH * PAD);
             EACH(r, ROWS) {
-                add_scaled(dn[r], dq[r][c], wq.v);
-                add_scaled(dn[r], dk[r][c], wk.v);
-                add_scaled(dn[r], dv[r][c], wv.v);
+                add_scaled(dn[r], d.dq[r][c], wq.v);
+                add_scaled(dn[r], d.dk[r][c], wk.v);
+                add_scaled(dn[r], d.dv[r][c], wv.v);
             }
         }
     }
+    load_rows(at, change_rows, dx);
     load_saved(at, layer, SAVED_INPUT, x);
     layer_norm_backward(at, weights + LayerAt::NORM_ATTENTION, layer_sums + AT_NORM_ATTENTION_WEIGHT,
                         layer_sums + AT_NORM_ATTENTION_BIAS, x, dn, dx);
@@ -446,7 +493,7 @@ DEVICE void feedforward(
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, x, n);
     const Padded bias = load_vector(weights + LayerAt::SECOND_BIAS);
     EACH(r, R) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
-#pragma unroll 4
+#pragma unroll 2
     for (int unit = 0; unit < HIDDEN; unit++) {
         const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                      second = load_vector(weights + LayerAt::SECOND + unit * PAD);
@@ -469,7 +516,7 @@ DEVICE void units_backward(const Lane& at, const float* weights, int chunk, cons
                            const RowsOf<R>& change, RowsOf<R>& dn) {
     float* pairs = at.shared + WarpAt::PAIRS;
     constexpr int TOGETHER = CHUNK % 4 == 0 ? 4 : 2;  // units
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < CHUNK; i += TOGETHER) {
         float active[R][TOGETHER], slope[R][TOGETHER];
         EACH(k, TOGETHER) {

@@ -33,25 +33,44 @@ DEVICE float dot_units(const float* x, const float* y) {
     return sum;
 }
 
-// Computes (HEAD_SAMPLES, OUTPUTS) outputs from pooled vectors (HEAD_SAMPLES, PAD).
-template <int OUTPUTS>
-DEVICE void head(const float* weights, const HeadMemory& memory, const float* pooled, int lane, Units& units) {
-    using W = HeadAt<OUTPUTS>;
+// Where a head's weights and their gradients lie in device memory, in torch's layouts.
+struct HeadSums {
+    static constexpr int FIRST = 0;                                // (UNITS, WIDTH)
+    static constexpr int FIRST_BIAS = FIRST + UNITS * WIDTH;       // (UNITS,)
+    static constexpr int SECOND = FIRST_BIAS + UNITS;              // (UNITS, UNITS)
+    static constexpr int SECOND_BIAS = SECOND + UNITS * UNITS;     // (UNITS,)
+    static constexpr int THIRD = SECOND_BIAS + UNITS;              // (outputs, UNITS), then their biases
+};
+
+// Actor or critic. A loop over both runs the same code, which halves it.
+struct Head {
+    const float* weights;  // see HeadAt
+    float* sums;           // see HeadSums
+    int outputs;
+
+    DEVICE Head(bool critic, const float* all_weights, float* all_sums)
+        : weights(all_weights + (critic ? At::CRITIC : At::ACTOR)), sums(all_sums + (critic ? AT_CRITIC : AT_ACTOR)),
+          outputs(critic ? 1 : PARAMETERS) {}
+};
+
+// Computes (HEAD_SAMPLES, outputs) from pooled vectors (HEAD_SAMPLES, PAD).
+DEVICE void run_head(const Head& head, const HeadMemory& memory, const float* pooled, int lane, Units& units) {
+    const float* weights = head.weights;
     lane = renewed(lane);
-    EACH(t, HEAD_SAMPLES) units.first[t] = weights[W::FIRST_BIAS + lane];
+    EACH(t, HEAD_SAMPLES) units.first[t] = weights[HeadAt::FIRST_BIAS + lane];
     EACH(i, WIDTH) {
-        const float w = weights[W::FIRST + i * UNIT_STEP + lane];
+        const float w = weights[HeadAt::FIRST + i * UNIT_STEP + lane];
         EACH(t, HEAD_SAMPLES) units.first[t] = fmaf(pooled[t * PAD + i], w, units.first[t]);
     }
     EACH(t, HEAD_SAMPLES) {
         units.first[t] = gelu(units.first[t], units.first_slope[t]);
         memory.first[t * UNITS + lane] = units.first[t];
-        units.second[t] = weights[W::SECOND_BIAS + lane];
+        units.second[t] = weights[HeadAt::SECOND_BIAS + lane];
     }
     sync_warp();
 #pragma unroll 2
     for (int k = 0; k < UNITS; k += 4) {
-        const float4 w = *reinterpret_cast<const float4*>(weights + W::SECOND + lane * UNIT_STEP + k);
+        const float4 w = *reinterpret_cast<const float4*>(weights + HeadAt::SECOND + lane * UNIT_STEP + k);
         EACH(t, HEAD_SAMPLES) {
             const float4 a = *reinterpret_cast<const float4*>(memory.first + t * UNITS + k);
             units.second[t] = fmaf(a.x, w.x, fmaf(a.y, w.y, fmaf(a.z, w.z, fmaf(a.w, w.w, units.second[t]))));
@@ -62,18 +81,14 @@ DEVICE void head(const float* weights, const HeadMemory& memory, const float* po
         memory.second[t * UNITS + lane] = units.second[t];
     }
     sync_warp();
-    for (int i = lane; i < HEAD_SAMPLES * OUTPUTS; i += 32) {
-        const int t = i / OUTPUTS, o = i % OUTPUTS;
-        memory.out[i] = weights[W::THIRD_BIAS + o] +
-                        dot_units(memory.second + t * UNITS, weights + W::THIRD + o * UNIT_STEP);
+#pragma unroll 1
+    for (int i = lane; i < HEAD_SAMPLES * head.outputs; i += 32) {
+        const int t = i / head.outputs, o = i % head.outputs;
+        const float* third = weights + HeadAt::THIRD;
+        memory.out[i] = third[head.outputs * UNIT_STEP + o] + dot_units(memory.second + t * UNITS, third + o * UNIT_STEP);
     }
     sync_warp();
 }
-
-// Where the gradients of a head's weights are added, in torch's layouts.
-struct HeadSums {
-    float *first, *first_bias, *second, *second_bias, *third, *third_bias;
-};
 
 // The gradient of a hidden unit's input, in each sample.
 using Slopes = float[HEAD_SAMPLES];
@@ -89,80 +104,76 @@ DEVICE void store_slopes(const HeadMemory& memory, int lane, const Slopes& slope
 }
 
 // Computes the slopes of the second layer from the gradients of the outputs.
-template <int OUTPUTS>
-DEVICE void third_layer_backward(
-    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+DEVICE void third_layer_backward(const Head& head, const HeadMemory& memory, int lane, const Units& units, Slopes& slope) {
     Slopes d = {};
-    EACH(o, OUTPUTS) {
-        const float w = weights[HeadAt<OUTPUTS>::THIRD + o * UNIT_STEP + lane];
+    float* sums = head.sums + HeadSums::THIRD;
+#pragma unroll 1
+    for (int o = 0; o < head.outputs; o++) {
+        const float w = head.weights[HeadAt::THIRD + o * UNIT_STEP + lane];
         float grad = 0.0f;
         EACH(t, HEAD_SAMPLES) {
-            const float dout = memory.out_change[t * OUTPUTS + o];
+            const float dout = memory.out_change[t * head.outputs + o];
             d[t] = fmaf(dout, w, d[t]);
             grad = fmaf(dout, units.second[t], grad);
         }
-        add(sums.third + o * UNITS + lane, grad);
+        add(sums + o * UNITS + lane, grad);
     }
-    if (lane < OUTPUTS) {
+    if (lane < head.outputs) {
         float bias = 0.0f;
-        EACH(t, HEAD_SAMPLES) bias += memory.out_change[t * OUTPUTS + lane];
-        add(sums.third_bias + lane, bias);
+        EACH(t, HEAD_SAMPLES) bias += memory.out_change[t * head.outputs + lane];
+        add(sums + head.outputs * UNITS + lane, bias);
     }
     EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.second_slope[t];
 }
 
 // Computes the slopes of the first layer from those of the second, which are in shared memory.
-template <int OUTPUTS>
 DEVICE void second_layer_backward(
-    const float* weights, const HeadMemory& memory, int lane, const Units& units, const HeadSums& sums, Slopes& slope) {
+    const Head& head, const HeadMemory& memory, int lane, const Units& units, Slopes& slope) {
     Slopes d = {};
 #pragma unroll 2
     for (int k = 0; k < UNITS; k += 4) {
         float grad[4] = {}, w[4];
-        EACH(i, 4) w[i] = weights[HeadAt<OUTPUTS>::SECOND + (k + i) * UNIT_STEP + lane];
+        EACH(i, 4) w[i] = head.weights[HeadAt::SECOND + (k + i) * UNIT_STEP + lane];
         EACH(t, HEAD_SAMPLES) {
-            float above[4];
-            load_group(memory.slope + t * UNITS + k, above);
+            const float4 f = *reinterpret_cast<const float4*>(memory.slope + t * UNITS + k);
+            const float above[4] = {f.x, f.y, f.z, f.w};
             EACH(i, 4) {
                 d[t] = fmaf(w[i], above[i], d[t]);
                 grad[i] = fmaf(above[i], units.first[t], grad[i]);
             }
         }
-        EACH(i, 4) add(sums.second + (k + i) * UNITS + lane, grad[i]);
+        EACH(i, 4) add(head.sums + HeadSums::SECOND + (k + i) * UNITS + lane, grad[i]);
     }
     sync_warp();
     EACH(t, HEAD_SAMPLES) slope[t] = d[t] * units.first_slope[t];
 }
 
 // Adds the gradient of the pooled vectors to `change`, from the slopes of the first layer in shared memory.
-template <int OUTPUTS>
-DEVICE void first_layer_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change,
-                                 int lane, const HeadSums& sums) {
+DEVICE void first_layer_backward(
+    const Head& head, const HeadMemory& memory, const float* pooled, float* change, int lane) {
     EACH(r, WIDTH) {  // the matrix (UNITS, WIDTH), 32 neighbouring numbers at a time
         const int unit = unsigned(32 * r + lane) / WIDTH, i = unsigned(32 * r + lane) % WIDTH;
         float grad = 0.0f;
         EACH(t, HEAD_SAMPLES) grad = fmaf(memory.slope[t * UNITS + unit], pooled[t * PAD + i], grad);
-        add(sums.first + 32 * r + lane, grad);
+        add(head.sums + HeadSums::FIRST + 32 * r + lane, grad);
     }
     for (int i = lane; i < HEAD_SAMPLES * WIDTH; i += 32) {
         const int t = i / WIDTH, c = i % WIDTH;
-        change[t * PAD + c] +=
-            dot_units(memory.slope + t * UNITS, weights + HeadAt<OUTPUTS>::FIRST + c * UNIT_STEP);
+        change[t * PAD + c] += dot_units(memory.slope + t * UNITS, head.weights + HeadAt::FIRST + c * UNIT_STEP);
     }
     sync_warp();
 }
 
 // Adds up the gradients of the weights, and adds that of the pooled vectors to `change`, given that of the outputs.
-template <int OUTPUTS>
-DEVICE void head_backward(const float* weights, const HeadMemory& memory, const float* pooled, float* change, int lane,
-                          const Units& units, const HeadSums& sums) {
+DEVICE void head_backward(const Head& head, const HeadMemory& memory, const float* pooled, float* change, int lane,
+                          const Units& units) {
     lane = renewed(lane);
     Slopes slope;
-    third_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
-    store_slopes(memory, lane, slope, sums.second_bias);
-    second_layer_backward<OUTPUTS>(weights, memory, lane, units, sums, slope);
-    store_slopes(memory, lane, slope, sums.first_bias);
-    first_layer_backward<OUTPUTS>(weights, memory, pooled, change, lane, sums);
+    third_layer_backward(head, memory, lane, units, slope);
+    store_slopes(memory, lane, slope, head.sums + HeadSums::SECOND_BIAS);
+    second_layer_backward(head, memory, lane, units, slope);
+    store_slopes(memory, lane, slope, head.sums + HeadSums::FIRST_BIAS);
+    first_layer_backward(head, memory, pooled, change, lane);
 }
 
 // ---- the loss
@@ -296,33 +307,28 @@ DEVICE void learn(const Lane& at, const float* weights, const Samples& samples, 
                   float* sums, Vector& change) {
     const HeadMemory memory = store_pooled(at, pooled);
     const float* coefficients = weights + At::COEFFICIENTS_AT;
-    const HeadSums actor = {sums + AT_ACTOR_FIRST, sums + AT_ACTOR_FIRST_BIAS, sums + AT_ACTOR_SECOND,
-                            sums + AT_ACTOR_SECOND_BIAS, sums + AT_ACTOR_THIRD, sums + AT_ACTOR_THIRD_BIAS};
-    const HeadSums critic = {sums + AT_CRITIC_FIRST, sums + AT_CRITIC_FIRST_BIAS, sums + AT_CRITIC_SECOND,
-                             sums + AT_CRITIC_SECOND_BIAS, sums + AT_CRITIC_THIRD, sums + AT_CRITIC_THIRD_BIAS};
 #pragma unroll 1
-    for (int t = 0; t < SAMPLES; t += HEAD_SAMPLES) {
-        const float* x = memory.pooled + t * PAD;
-        float* dx = memory.change + t * PAD;
+    for (int pass = 0; pass < 2 * SAMPLES / HEAD_SAMPLES; pass++) {
+        const bool is_critic = pass % 2;
+        const int t = pass / 2 * HEAD_SAMPLES;
+        const Head head(is_critic, weights, sums);
         const int sample = begin + t + at.lane;
-        const bool mine = at.lane < HEAD_SAMPLES, counts = mine && sample < samples.count;
         Units units;
-        head<PARAMETERS>(weights + At::ACTOR, memory, x, at.lane, units);
-        if (mine) EACH(i, PARAMETERS) memory.out_change[at.lane * PARAMETERS + i] = 0.0f;
-        if (counts) {
-            const int i = at.lane * PARAMETERS;
-            actor_loss(samples, samples.index(sample), coefficients, memory.out + i, memory.out_change + i,
-                       sums + PARTS_AT);
+        run_head(head, memory, memory.pooled + t * PAD, at.lane, units);
+        if (at.lane < HEAD_SAMPLES) {
+            const int i = at.lane * head.outputs;
+            for (int o = 0; o < head.outputs; o++) memory.out_change[i + o] = 0.0f;
+            if (sample < samples.count) {
+                const size_t index = samples.index(sample);
+                if (is_critic) {
+                    critic_loss(samples, index, coefficients, memory.out[i], memory.out_change + i, sums + PARTS_AT);
+                } else {
+                    actor_loss(samples, index, coefficients, memory.out + i, memory.out_change + i, sums + PARTS_AT);
+                }
+            }
         }
         sync_warp();
-        head_backward<PARAMETERS>(weights + At::ACTOR, memory, x, dx, at.lane, units, actor);
-        head<1>(weights + At::CRITIC, memory, x, at.lane, units);
-        if (mine) memory.out_change[at.lane] = 0.0f;
-        if (counts)
-            critic_loss(samples, samples.index(sample), coefficients, memory.out[at.lane], memory.out_change + at.lane,
-                        sums + PARTS_AT);
-        sync_warp();
-        head_backward<1>(weights + At::CRITIC, memory, x, dx, at.lane, units, critic);
+        head_backward(head, memory, memory.pooled + t * PAD, memory.change + t * PAD, at.lane, units);
     }
     const Padded result = load_vector(memory.change + at.sample * PAD);
     EACH(c, WIDTH) change[c] = result.v[c];
@@ -334,17 +340,15 @@ DEVICE void act(const Lane& at, const float* weights, int begin, int count, cons
                 float* values) {
     const HeadMemory memory = store_pooled(at, pooled);
 #pragma unroll 1
-    for (int t = 0; t < SAMPLES; t += HEAD_SAMPLES) {
+    for (int pass = 0; pass < 2 * SAMPLES / HEAD_SAMPLES; pass++) {
+        const bool is_critic = pass % 2;
+        const int t = pass / 2 * HEAD_SAMPLES;
+        const Head head(is_critic, weights, nullptr);
         Units units;
-        head<PARAMETERS>(weights + At::ACTOR, memory, memory.pooled + t * PAD, at.lane, units);
-        for (int i = at.lane; i < HEAD_SAMPLES * PARAMETERS; i += 32) {
-            const int at_most = (count - begin - t) * PARAMETERS;
-            if (i < at_most) parameters[(begin + t) * PARAMETERS + i] = memory.out[i];
-        }
-        sync_warp();
-        head<1>(weights + At::CRITIC, memory, memory.pooled + t * PAD, at.lane, units);
-        const int sample = begin + t + at.lane;
-        if (at.lane < HEAD_SAMPLES && sample < count) values[sample] = memory.out[at.lane];
+        run_head(head, memory, memory.pooled + t * PAD, at.lane, units);
+        const int left = min_of(count - begin - t, HEAD_SAMPLES) * head.outputs;
+        float* to = (is_critic ? values : parameters) + (begin + t) * head.outputs;
+        for (int i = at.lane; i < left; i += 32) to[i] = memory.out[i];
         sync_warp();
     }
 }

@@ -9,15 +9,22 @@
 // Copies a matrix to shared memory, so that element (i, j) lies at i ROW_STEP + j COLUMN_STEP.
 template <int COLUMNS, int ROW_STEP, int COLUMN_STEP>
 DEVICE void load_matrix(float* to, const float* from, int rows) {
+#pragma unroll 1
     for (int i = thread_index(); i < rows * COLUMNS; i += WARPS * 32)
         to[i / COLUMNS * ROW_STEP + i % COLUMNS * COLUMN_STEP] = from[i];
 }
 
 DEVICE void load_vector_weights(float* to, const float* from, int size) { load_matrix<1, 1, 1>(to, from, size); }
 
+// Columns in groups of float4, one group of heads each.
+DEVICE void load_output(float* to, const float* from) {
+    for (int i = thread_index(); i < WIDTH * WIDTH; i += WARPS * 32)
+        to[i / WIDTH * PAD + i % WIDTH / GROUP * 4 + i % WIDTH % GROUP] = from[i];
+}
+
 DEVICE void load_layer(float* to, const float* from) {
     load_matrix<WIDTH, PAD, 1>(to + LayerAt::QUERY_KEY_VALUE, from + AT_QUERY_KEY_VALUE, 3 * WIDTH);
-    load_matrix<WIDTH, PAD, 1>(to + LayerAt::OUTPUT, from + AT_OUTPUT, WIDTH);
+    load_output(to + LayerAt::OUTPUT, from + AT_OUTPUT);
     load_matrix<WIDTH, PAD, 1>(to + LayerAt::FIRST, from + AT_FIRST, HIDDEN);
     load_matrix<HIDDEN, 1, PAD>(to + LayerAt::SECOND, from + AT_SECOND, WIDTH);
     load_vector_weights(to + LayerAt::FIRST_BIAS, from + AT_FIRST_BIAS, HIDDEN);
@@ -28,16 +35,13 @@ DEVICE void load_layer(float* to, const float* from) {
     load_vector_weights(to + LayerAt::NORM_FEEDFORWARD + PAD, from + AT_NORM_FEEDFORWARD_BIAS, WIDTH);
 }
 
-template <int OUTPUTS>
-DEVICE void load_head(float* to, const float* first, const float* first_bias, const float* second,
-                      const float* second_bias, const float* third, const float* third_bias) {
-    using W = HeadAt<OUTPUTS>;
-    load_matrix<WIDTH, 1, UNIT_STEP>(to + W::FIRST, first, UNITS);
-    load_matrix<UNITS, UNIT_STEP, 1>(to + W::SECOND, second, UNITS);
-    load_matrix<UNITS, UNIT_STEP, 1>(to + W::THIRD, third, OUTPUTS);
-    load_vector_weights(to + W::FIRST_BIAS, first_bias, UNITS);
-    load_vector_weights(to + W::SECOND_BIAS, second_bias, UNITS);
-    load_vector_weights(to + W::THIRD_BIAS, third_bias, OUTPUTS);
+DEVICE void load_head(float* to, const float* from, int outputs) {
+    load_matrix<WIDTH, 1, UNIT_STEP>(to + HeadAt::FIRST, from + HeadSums::FIRST, UNITS);
+    load_matrix<UNITS, UNIT_STEP, 1>(to + HeadAt::SECOND, from + HeadSums::SECOND, UNITS);
+    load_matrix<UNITS, UNIT_STEP, 1>(to + HeadAt::THIRD, from + HeadSums::THIRD, outputs);
+    load_vector_weights(to + HeadAt::FIRST_BIAS, from + HeadSums::FIRST_BIAS, UNITS);
+    load_vector_weights(to + HeadAt::SECOND_BIAS, from + HeadSums::SECOND_BIAS, UNITS);
+    load_vector_weights(to + HeadAt::THIRD + outputs * UNIT_STEP, from + HeadSums::THIRD + outputs * UNITS, outputs);
 }
 
 // The embedding's table from projection and role embedding: the row of a role is the projection of its embedding, and
@@ -59,15 +63,13 @@ DEVICE void load_weights(float* to, const float* from) {
         load_layer(to + At::LAYER + layer * LayerAt::SIZE, from + layer * LAYER_STEP);
     if constexpr (POOL == ADA_POOL) {
         load_matrix<WIDTH, PAD, 1>(to + At::POOLING, from + AT_POOL_QUERY, 3 * WIDTH);  // key and value follow
-        load_matrix<WIDTH, PAD, 1>(to + At::POOLING + 3 * WIDTH * PAD, from + AT_POOL_OUTPUT, WIDTH);
+        load_output(to + At::POOLING + 3 * WIDTH * PAD, from + AT_POOL_OUTPUT);
     }
     if constexpr (POOL == CLS_TOKEN) load_vector_weights(to + At::POOLING, from + AT_CLASS_TOKEN, WIDTH);
     load_table(to + At::TABLE, from);
     if constexpr (QUERY_VECTOR) load_matrix<WIDTH, PAD, 1>(to + At::VECTORS, from + AT_QUERY_VECTOR, 2);
-    load_head<PARAMETERS>(to + At::ACTOR, from + AT_ACTOR_FIRST, from + AT_ACTOR_FIRST_BIAS, from + AT_ACTOR_SECOND,
-                          from + AT_ACTOR_SECOND_BIAS, from + AT_ACTOR_THIRD, from + AT_ACTOR_THIRD_BIAS);
-    load_head<1>(to + At::CRITIC, from + AT_CRITIC_FIRST, from + AT_CRITIC_FIRST_BIAS, from + AT_CRITIC_SECOND,
-                 from + AT_CRITIC_SECOND_BIAS, from + AT_CRITIC_THIRD, from + AT_CRITIC_THIRD_BIAS);
+    load_head(to + At::ACTOR, from + AT_ACTOR, PARAMETERS);
+    load_head(to + At::CRITIC, from + AT_CRITIC, 1);
 }
 
 // Turns the gradient of the embedding's table into those of projection and role embedding.
@@ -153,8 +155,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
     const Samples samples = {action, parameters, log_prob, advantage, target, int(run), count};
     Lane at = place(shared, scratch);
     const int warp = warp_index();
+    // All warps go round equally often, and wait for one another: then they run the same code at about the same time,
+    // which the instruction cache holds for all of them.
+    const int step = WARPS * blocks * SAMPLES;
 #pragma unroll 1
-    for (int begin = (warp * blocks + int(block)) * SAMPLES; begin < count; begin += WARPS * blocks * SAMPLES) {
+    for (int round = int(block) * SAMPLES; round < count; round += step) {
+        sync_block();
+        const int begin = round + warp * blocks * SAMPLES;
         const int sample = min_of(begin + at.sample, count - 1);  // past the end, the last one again, with weight 0
         Rows x, dx;
         embed(at, shared, tokens, samples.index(sample), x);

@@ -32,7 +32,7 @@ static_assert(ROWS * LANES >= TOKENS && 32 % LANES == 0, "the tokens of a sample
 constexpr int KEYS = !PADDED ? 1 : ROWS * LANES % 4 == 0 ? 4 : 2;
 constexpr int QUERIES = PADDED ? 2 : 1;
 constexpr int STORED = KEYS * ceil_div(TOKENS, KEYS);  // tokens of a sample in shared memory
-constexpr int UNROLL_KEYS = 4 / KEYS, UNROLL_QUERIES = 2 / QUERIES;
+constexpr int UNROLL_KEYS = KEYS == 1 ? 4 : 1, UNROLL_QUERIES = 2 / QUERIES;
 
 // ---- vectors of WIDTH numbers, in memory padded to float4
 constexpr int PAD = 4 * ceil_div(WIDTH, 4);
@@ -61,7 +61,7 @@ static_assert(COEFFICIENTS <= 8, "they fit their place in shared memory");
 // ---- weights in shared memory, in floats
 struct LayerAt {  // from the beginning of a layer; vectors of WIDTH are padded to PAD
     static constexpr int QUERY_KEY_VALUE = 0;                           // (3 WIDTH, PAD)
-    static constexpr int OUTPUT = QUERY_KEY_VALUE + 3 * WIDTH * PAD;    // (WIDTH, PAD)
+    static constexpr int OUTPUT = QUERY_KEY_VALUE + 3 * WIDTH * PAD;    // (WIDTH, PAD), columns in groups of float4
     static constexpr int FIRST = OUTPUT + WIDTH * PAD;                  // (HIDDEN, PAD)
     static constexpr int SECOND = FIRST + HIDDEN * PAD;                 // (HIDDEN, PAD), transposed
     static constexpr int FIRST_BIAS = SECOND + HIDDEN * PAD;            // (HIDDEN,)
@@ -71,14 +71,14 @@ struct LayerAt {  // from the beginning of a layer; vectors of WIDTH are padded 
     static constexpr int SIZE = NORM_FEEDFORWARD + 2 * PAD;
 };
 
-template <int OUTPUTS> struct HeadAt {  // from the beginning of actor or critic
-    static constexpr int FIRST = 0;                                  // (WIDTH, UNIT_STEP), transposed
-    static constexpr int SECOND = FIRST + WIDTH * UNIT_STEP;         // (UNITS, UNIT_STEP)
-    static constexpr int THIRD = SECOND + UNITS * UNIT_STEP;         // (OUTPUTS, UNIT_STEP)
-    static constexpr int FIRST_BIAS = THIRD + OUTPUTS * UNIT_STEP;   // (UNITS,)
-    static constexpr int SECOND_BIAS = FIRST_BIAS + UNITS;           // (UNITS,)
-    static constexpr int THIRD_BIAS = SECOND_BIAS + UNITS;           // (OUTPUTS,)
-    static constexpr int SIZE = THIRD_BIAS + 4 * ceil_div(OUTPUTS, 4);
+struct HeadAt {  // from the beginning of actor or critic
+    static constexpr int FIRST = 0;                                // (WIDTH, UNIT_STEP), transposed
+    static constexpr int SECOND = FIRST + WIDTH * UNIT_STEP;       // (UNITS, UNIT_STEP)
+    static constexpr int FIRST_BIAS = SECOND + UNITS * UNIT_STEP;  // (UNITS,)
+    static constexpr int SECOND_BIAS = FIRST_BIAS + UNITS;         // (UNITS,)
+    static constexpr int THIRD = SECOND_BIAS + UNITS;              // (outputs, UNIT_STEP), then their biases
+
+    static CONSTEXPR int size(int outputs) { return THIRD + outputs * UNIT_STEP + 4 * ceil_div(outputs, 4); }
 };
 
 struct At {  // from the beginning of shared memory
@@ -88,8 +88,8 @@ struct At {  // from the beginning of shared memory
     static constexpr int TABLE = POOLING + POOLING_SIZE;                     // (TABLE_ROWS, PAD)
     static constexpr int VECTORS = TABLE + TABLE_ROWS * PAD;                 // (2, PAD)
     static constexpr int ACTOR = VECTORS + (QUERY_VECTOR ? 2 * PAD : 0);
-    static constexpr int CRITIC = ACTOR + HeadAt<PARAMETERS>::SIZE;
-    static constexpr int DROPOUT = CRITIC + HeadAt<1>::SIZE;                 // (4,), see `Dropout`
+    static constexpr int CRITIC = ACTOR + HeadAt::size(PARAMETERS);
+    static constexpr int DROPOUT = CRITIC + HeadAt::size(1);                    // (4,), see `Dropout`
     static constexpr int COEFFICIENTS_AT = DROPOUT + 4;                      // (COEFFICIENTS,)
     static constexpr int WARP = COEFFICIENTS_AT + 8;                         // WARPS times WarpAt::SIZE
 };
@@ -98,21 +98,23 @@ struct At {  // from the beginning of shared memory
 constexpr int INPUT_STEP = row_step(8);                       // of rows of a vector
 constexpr int PAIR_STEP = row_step(16);                       // of rows of two vectors, see `add_products`
 constexpr int CHUNK = HIDDEN / ceil_div(HIDDEN, 8);           // hidden units whose gradients are summed at a time
-constexpr int KEY_STEP = row_step(3 * PAD + PADDED);          // k, v, k v, and 1 or 0 for padding
-constexpr int QUERY_STEP = row_step(5 * PAD);                 // see `store_queries`
+constexpr int KEY_STEP = row_step(3 * 4 + PADDED);            // of a group: k, v, k v, and 1 or 0 for padding
+constexpr int QUERY_STEP = row_step(5 * 4);                   // of a group: see `store_queries`
 constexpr int KEY_SAMPLE = STORED * KEY_STEP + 4;             // + 4: samples lie in different banks
 constexpr int QUERY_SAMPLE = STORED * QUERY_STEP + 4;
+constexpr bool ATTENDS_ONCE = POOL == ADA_POOL || POOL == CLS_TOKEN;
 constexpr int HEAD_SIZE = SAMPLES * 2 * PAD + HEAD_SAMPLES * (3 * UNITS + 2 * PARAMETERS);
 
 struct WarpAt {
-    // Rows that `add_products` multiplies. The same memory serves keys, then queries, and actor and critic.
+    // Rows that `add_products` multiplies. The memory of pairs serves keys and queries too, all of it actor and critic.
     static constexpr int B_FIRST = 0;                               // (WARP_ROWS, INPUT_STEP)
     static constexpr int B_SECOND = WARP_ROWS * INPUT_STEP + 4;     // the same; + 4: other banks
     static constexpr int PAIRS = B_SECOND + WARP_ROWS * INPUT_STEP; // (WARP_ROWS, PAIR_STEP)
-    static constexpr int ROWS_SIZE = max_of(max_of(SAMPLES * QUERY_SAMPLE, SAMPLES * KEY_SAMPLE),
-                                            max_of(PAIRS + WARP_ROWS * PAIR_STEP, 4 * ceil_div(HEAD_SIZE, 4)));
-    static constexpr int KEY_RANGE = ROWS_SIZE;                          // (LAYERS, SAMPLES, 2, PAD)
-    static constexpr int KEPT = KEY_RANGE + LAYERS * SAMPLES * 2 * PAD;  // (LAYERS, 32), bits that dropout keeps
+    static constexpr int PAIRS_SIZE =
+        max_of(WARP_ROWS * PAIR_STEP, SAMPLES * max_of(QUERY_SAMPLE, KEY_SAMPLE));
+    static constexpr int KEY_RANGE = max_of(PAIRS + PAIRS_SIZE, 4 * ceil_div(HEAD_SIZE, 4));  // (LAYERS, SAMPLES, 2, PAD)
+    static constexpr int POOLED = KEY_RANGE + LAYERS * SAMPLES * 2 * PAD;  // (2, SAMPLES, 2, PAD), see `attend_once`
+    static constexpr int KEPT = POOLED + (ATTENDS_ONCE ? 4 * SAMPLES * PAD : 0);  // (LAYERS, 32), what dropout keeps
     static constexpr int SIZE = KEPT + (DROPOUT ? LAYERS * 32 : 0);
 };
 

@@ -56,6 +56,14 @@ template <int R> DEVICE void store_rows(const Lane& at, float* rows, const RowsO
     EACH(r, R) store(rows + at.row(r) * INPUT_STEP, x[r]);
 }
 
+// Loads them again.
+DEVICE void load_rows(const Lane& at, const float* rows, Rows& x) {
+    EACH(r, ROWS) {
+        const Padded row = load_vector(rows + at.row(r) * INPUT_STEP);
+        EACH(c, WIDTH) x[r][c] = row.v[c];
+    }
+}
+
 // Scratch: lanes lie side by side in each float4 of a token's vector.
 DEVICE float4* scratch_at(const Lane& at, int layer, int tensor, int r) {
     return at.scratch + ((layer * SAVED_TENSORS + tensor) * ROWS + r) * (PAD / 4) * 32;
@@ -232,6 +240,7 @@ DEVICE Split split(float x) {
 template <int A, int B, int A_STEP, int B_STEP, bool EVEN> struct Target {
     float* p;
 
+    DEVICE bool takes_first(int) const { return false; }  // of two products, if it is the second target
     DEVICE void add_pair(int i, int j, float x0, float x1) const {
         if (i >= A) return;
         float* at = p + i * A_STEP + j * B_STEP;
@@ -276,9 +285,11 @@ DEVICE void add_products(First first, Second second, const float* pairs, const f
             tensor_core(small[k], a_high, b_low);
         }
     }
-    const int k = same ? 0 : 1;
     first.add_pair(i, j, large[0][0] + small[0][0], large[0][1] + small[0][1]);
-    second.add_pair(i, j, large[k][2] + small[k][2], large[k][3] + small[k][3]);
+    const bool takes_first = same || second.takes_first(i);
+    const float x2 = takes_first ? large[0][2] + small[0][2] : large[1][2] + small[1][2];
+    const float x3 = takes_first ? large[0][3] + small[0][3] : large[1][3] + small[1][3];
+    second.add_pair(i, j, x2, x3);
     if (a_sums != nullptr) {
         column = sum_lanes<4>(column);
         if (j == 0 && i < a_count) add(a_sums + i, column);
