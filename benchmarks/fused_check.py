@@ -16,16 +16,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +37,8 @@ from noisy_envs.nn import cuda_program, fused  # noqa: E402
 from noisy_envs.nn.cuda_graph import CudaGraph  # noqa: E402
 from noisy_envs.nn.fused_source import Lanes, choose_lanes, source  # noqa: E402
 
-SAMPLES, SETS, REPEATS, PROCESSES = 8192, 4, 7, 12
+SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, 16
+RUNS = 1, 10, 32
 DEVICE = torch.device("cuda:0")
 TAG = {"width": 3, "layers": 6, "continuous": False, "actions": 5}
 BOX = {"width": 6, "layers": 6, "continuous": False, "actions": 4, "roles": 0, "padded": True}
@@ -80,48 +78,20 @@ def problem_of(size: dict[str, Any], runs: int, samples: int) -> Any:
     return fused_cases.make_problem(fused_cases.Case(**size, runs=runs, samples=samples))
 
 
-def source_of(problem: Any, lanes: Lanes | None = None) -> str:
-    """Return the source of a problem's kernels."""
-    chosen = lanes or choose_lanes(problem.network)
-    assert chosen is not None
-    return source(problem.network, chosen, problem.offsets)
-
-
-def compile_with_nvcc(text: str, architecture: str) -> bytes:
-    """Compile source by nvcc, where NVRTC does not work."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernels.cu"
-        path.write_text(text, encoding="utf-8")
-        command = ["nvcc", f"-arch={architecture}", *cuda_program.OPTIONS, "-cubin", "-o", f"{folder}/out", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        return (Path(folder) / "out").read_bytes()
-
-
-def compile_all(texts: list[str], architecture: str, nvcc: bool) -> None:
-    """Compile many sources side by side, for later calls of `compile_source`."""
-    architectures, module = [architecture] * len(texts), cast(Any, cuda_program)
-    if nvcc:
-        with ThreadPoolExecutor(PROCESSES) as pool:
-            codes = dict(zip(texts, pool.map(compile_with_nvcc, texts, architectures), strict=True))
-        module.compile_source = lambda text, target: codes.get(text) or compile_with_nvcc(text, target)
-    else:  # into the cache
-        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as processes:
-            list(processes.map(cuda_program.compile_source, texts, architectures))
-
-
 def report_compilation(architecture: str, sizes: list[str]) -> None:
-    """Compile each size, and load it again from the disk; print the seconds."""
+    """Compile both kernels of each size, and load them again from the disk; print the seconds."""
     for name in sizes:
-        size = SIZES[name]
-        text = source_of(problem_of(size, 1, 4)) + f"// {time.time()}\n"  # that no cache has
-        start = time.perf_counter()
-        code = cuda_program.compile_source(text, architecture)
-        middle = time.perf_counter()
-        cuda_program.compile_source(text, architecture)
-        end = time.perf_counter()
-        print(f"{name}: compiled in {middle - start:.2f} s, read in {end - middle:.4f} s, {len(code)} bytes")
+        problem = problem_of(SIZES[name], 1, 4)
+        for only, samples in (("GRADIENT", SAMPLES // 132), ("FORWARD", 1)):
+            lanes = choose_lanes(problem.network, samples)
+            assert lanes is not None
+            text = source(problem.network, lanes, problem.offsets, cast(Any, only)) + f"// {time.time()}\n"  # new
+            start = time.perf_counter()
+            code = cuda_program.compile_source(text, architecture)
+            middle = time.perf_counter()
+            cuda_program.compile_source(text, architecture)
+            times = f"compiled in {middle - start:.2f} s, read in {time.perf_counter() - middle:.4f} s"
+            print(f"{name}, {only.lower()}, {lanes}: {times}, {len(code)} bytes")
 
 
 def kernels_of(problem: Any, samples: int, lanes: Lanes | None = None) -> tuple[Any, Any]:
@@ -129,6 +99,12 @@ def kernels_of(problem: Any, samples: int, lanes: Lanes | None = None) -> tuple[
     runs = problem.case.runs
     gradient = fused.FusedGradient(problem.network, problem.offsets, (runs, samples), DEVICE, lanes)
     return gradient, fused.FusedPolicy(problem.network, problem.offsets, runs, DEVICE, lanes)
+
+
+def compile_all(problems: list[tuple[Any, int, Lanes | None]]) -> None:
+    """Compile kernels, as `kernels_of` is called, side by side, for later calls to find on the disk."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda arguments: kernels_of(*arguments) and None, problems))
 
 
 def check(problem: Any) -> tuple[float, float, str]:
@@ -185,6 +161,12 @@ def large_problem(name: str) -> Any:
     return problem_of(SIZES[name], 1, SAMPLES).to(DEVICE)
 
 
+def many(name: str, runs: int) -> Any:
+    """Return a size's problem with the number of runs set."""
+    problem = large_problem(name)
+    return dataclasses.replace(problem, case=dataclasses.replace(problem.case, runs=runs))
+
+
 def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
     """Return weights and samples of several runs, with their keys: the problem's in other orders, copied."""
     sets = []
@@ -195,15 +177,14 @@ def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
     return sets
 
 
-def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = (1, 4, 32)) -> None:
+def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = RUNS) -> None:
     """Print the times of a size's gradient and policy."""
     problem = large_problem(name)
     for runs in all_runs:
         sets = sets_of(problem, runs)
         weights = problem.weights.expand(runs, -1) * torch.linspace(0.9, 1.1, runs, device=DEVICE)[:, None]
         coefficients = problem.coefficients.expand(runs, -1).contiguous()
-        many = dataclasses.replace(problem, case=dataclasses.replace(problem.case, runs=runs))
-        gradient, policy = kernels_of(many, SAMPLES, lanes)
+        gradient, policy = kernels_of(many(name, runs), SAMPLES, lanes)
 
         def learn(number: int, gradient: Any = gradient, given: Any = (weights, sets, coefficients)) -> torch.Tensor:
             samples, keys = given[1][number]
@@ -215,8 +196,8 @@ def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] =
             return parameters
 
         total = runs * SAMPLES
-        chosen = lanes or choose_lanes(problem.network)
-        print(f"{name}, {chosen}, {runs} runs: gradient {nanoseconds(learn, total)}, forward {nanoseconds(act, total)}")
+        times = f"gradient {nanoseconds(learn, total)}, forward {nanoseconds(act, total)}"
+        print(f"{name}, {gradient._kernels.lanes}, {runs} runs: {times}")
     sys.stdout.flush()
 
 
@@ -269,14 +250,7 @@ def main() -> None:
     parser.add_argument("--variants", action="store_true", help="time other divisions of a warp too")
     parser.add_argument("--sanitize", action="store_true", help="launch each kernel once, and no more")
     parser.add_argument("--compile-only", action="store_true", help="compile for sm_90, and no more")
-    parser.add_argument("--nvcc", action="store_true", help="compile by nvcc instead of NVRTC")
     args = parser.parse_args()
-    reason = cuda_program.missing()
-    if reason is not None:
-        print(f"{reason}: nvcc is used instead", flush=True)
-    nvcc = args.nvcc or reason is not None
-    if nvcc:
-        cast(Any, cuda_program).compile_source = compile_with_nvcc
     if args.compile_only:
         report_compilation("sm_90", args.sizes)
         return
@@ -292,11 +266,11 @@ def main() -> None:
         report_compilation(architecture, args.sizes[:1])
     with section("compile all networks"):
         problems = [fused_cases.make_problem(fused_cases.random_case(seed)) for seed in range(args.networks)]
-        texts = [source_of(problem) for problem in problems]
+        jobs: list[tuple[Any, int, Lanes | None]] = [(problem, problem.case.samples, None) for problem in problems]
         for name in args.sizes:
-            one = problem_of(SIZES[name], 1, 4)
-            texts += [source_of(one, lanes) for lanes in [None, *variants[name]]]
-        compile_all(texts, architecture, nvcc)
+            for runs in RUNS:
+                jobs += [(many(name, runs), SAMPLES, lanes) for lanes in [None, *variants[name]]]
+        compile_all(jobs)
     with section("errors"):
         check_all(problems)
     for name in args.sizes:
@@ -304,7 +278,7 @@ def main() -> None:
             time_size(name)
         for lanes in variants[name]:
             with section(f"ns per sample: {name}, {lanes}"):
-                time_size(name, lanes, (1, 32))
+                time_size(name, lanes)
     with section("a step of a rollout"):
         time_rollout("centroid, AdaPool")
     if args.compare:

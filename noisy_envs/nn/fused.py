@@ -22,6 +22,7 @@ from noisy_envs.nn.fused_source import (
     PARTS,
     Lanes,
     Network,
+    Only,
     choose_lanes,
     memory_sizes,
     num_weights,
@@ -49,7 +50,7 @@ def fits(agent: Any, network: Network, device: torch.device | str) -> str | None
     if torch.version.cuda is None or capability < MIN_CAPABILITY:
         return f"capability={capability}: the kernel takes a GPU of NVIDIA, at least {MIN_CAPABILITY}"
     reason = unsupported(agent, network) or cuda_program.missing()
-    if reason is None and choose_lanes(network, device_limits(device).shared_memory) is None:
+    if reason is None and choose_lanes(network, 1, device_limits(device).shared_memory) is None:
         return f"shared_memory={device_limits(device).shared_memory}: the kernel takes more for this network"
     return reason
 
@@ -61,18 +62,20 @@ class _Kernels:
         self,
         network: Network,
         offsets: dict[str, int],
-        runs: int,
+        shape: tuple[int, int],
         device: torch.device,
         lanes: Lanes | None,
+        only: Only,
     ) -> None:
-        limits = device_limits(device)
-        chosen = lanes or choose_lanes(network, limits.shared_memory)
+        limits, (runs, samples) = device_limits(device), shape
+        share = -(-samples // max(1, limits.multiprocessors // runs))  # of a block
+        chosen = lanes or choose_lanes(network, share, limits.shared_memory)
         if chosen is None:
             raise ValueError(f"device={device}: expected more shared memory")
         self.network = network
         self.device = torch.empty(0, device=device).device  # with its index
         self.lanes, self.sizes = chosen, memory_sizes(network, chosen)
-        self.program = cuda_program.load(source(network, chosen, offsets), device)
+        self.program = cuda_program.load(source(network, chosen, offsets, only), device)
         self.runs, self.threads, self._multiprocessors = runs, 32 * chosen.warps, limits.multiprocessors
 
     def blocks(self, samples: int) -> int:
@@ -118,7 +121,7 @@ class FusedGradient:
         lanes: Lanes | None = None,
     ) -> None:
         """Compile the kernel, or load it from the disk, and allocate its memory."""
-        self._kernels = kernels = _Kernels(network, offsets, shape[0], device, lanes)
+        self._kernels = kernels = _Kernels(network, offsets, shape, device, lanes, "GRADIENT")
         self._shape, self._blocks = shape, kernels.blocks(shape[1])
         sizes, blocks = kernels.sizes, shape[0] * self._blocks
         self._gradient = kernels.program.kernel("gradient", sizes.shared_bytes)
@@ -164,7 +167,8 @@ class FusedGradient:
 class FusedPolicy:
     """The parameters of the action distribution and the values, without gradients and dropout.
 
-    The arguments are those of `FusedGradient`, with the number of runs S in place of a shape.
+    The arguments are those of `FusedGradient`, with the number of runs S in place of a shape. It is made for the few
+    samples of a rollout's step, so it divides warps otherwise.
     """
 
     def __init__(
@@ -176,7 +180,7 @@ class FusedPolicy:
         lanes: Lanes | None = None,
     ) -> None:
         """Compile the kernel, or load it from the disk."""
-        self._kernels = kernels = _Kernels(network, offsets, runs, device, lanes)
+        self._kernels = kernels = _Kernels(network, offsets, (runs, 1), device, lanes, "FORWARD")
         self._forward = kernels.program.kernel("forward", kernels.sizes.shared_bytes)
 
     def __call__(self, weights: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,14 +27,16 @@ FILES = "layout.cuh", "warp.cuh", "encoder.cuh", "pooling.cuh", "heads.cuh", "ke
 WIDTHS, MAX_LAYERS, MAX_TOKENS, MAX_ACTIONS = (3, 6, 8), 6, 65, 8
 MAX_TABLE_ROWS = 16  # numeric features and roles: the columns of a matrix fragment
 H100_SHARED_MEMORY = 227 * 1024  # bytes of a block
-# Speed by the tokens of a lane, which share what is read from shared memory, by the instructions of the compiled code.
-ROW_SPEEDS = {1: 0.87, 2: 1.0, 3: 1.06}
-WAITING_WARPS = 4  # of w warps, w / (w + 4) of the time one of them can go on: 60 % of 8 were measured
+# Measured on an H200. A round of w warps, which take a sample each, takes as long as w + 2 warps one after another;
+# speeds are by the tokens of a lane, which share what is read from shared memory, but need registers and code.
+ROW_SPEEDS = {1: 0.88, 2: 1.0, 3: 0.83}
+WAITING_WARPS = 2
 WARPS = 16, 12, 10, 8, 6, 4, 3, 2, 1  # of a block, which takes a whole multiprocessor
-MAX_WARPS = {1: 16, 2: 16, 3: 8}  # by the tokens of a lane, as registers allow
+MAX_WARPS = {1: 16, 2: 16, 3: 10}  # by the tokens of a lane, as registers allow
 HIDDEN_UNITS = 32  # of actor and critic: one in each lane of a warp
 COEFFICIENTS = "clip_coef", "ent_coef", "vf_coef", "kl_coef", "dropout", "dual_clip"  # columns, (runs, 6)
 PARTS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"  # columns, (runs, 5)
+Only = Literal["GRADIENT", "FORWARD"]
 Shapes = list[tuple[str, tuple[int, ...]]]
 
 
@@ -178,29 +180,28 @@ def _fits_table(network: Network) -> bool:
     return network.numbers >= 1 and network.numbers + max(network.num_roles, 1) <= MAX_TABLE_ROWS
 
 
-def choose_lanes(network: Network, shared_memory: int = H100_SHARED_MEMORY) -> Lanes | None:
-    """Choose how a warp is divided: few lanes idle, numbers of a lane fit its registers, warps fit.
+def choose_lanes(network: Network, samples: int, shared_memory: int = H100_SHARED_MEMORY) -> Lanes | None:
+    """Choose how a warp is divided, by the time that it takes.
 
     Args:
         network: the network.
+        samples: of a block.
         shared_memory: bytes of a block, at most.
 
     Returns:
         The choice, or None if not even one warp fits.
     """
-    best, best_speed = None, 0.0
-    for rows, row_speed in ROW_SPEEDS.items():
+    best, least = None, math.inf
+    for rows, speed in ROW_SPEEDS.items():
         lanes = next((n for n in (1, 2, 4, 8, 16, 32) if n * rows >= network.encoder_tokens), None)
         if lanes is None:
             continue
-        fitting = (Lanes(rows, lanes, warps) for warps in WARPS if warps <= MAX_WARPS[rows])
-        found = next((x for x in fitting if memory_sizes(network, x).shared_bytes <= shared_memory), None)
-        if found is None:
-            continue
-        busy = network.encoder_tokens / (rows * lanes)
-        speed = busy * row_speed * found.warps / (found.warps + WAITING_WARPS)
-        if speed > best_speed:
-            best, best_speed = found, speed
+        for warps in (n for n in WARPS if n <= MAX_WARPS[rows]):
+            choice = Lanes(rows, lanes, warps)
+            tasks = -(-samples // choice.samples)
+            time = (tasks + WAITING_WARPS * -(-tasks // warps)) * rows / speed
+            if time < least and memory_sizes(network, choice).shared_bytes <= shared_memory:
+                best, least = choice, time
     return best
 
 
@@ -256,7 +257,8 @@ def weight_offsets(network: Network, named: Iterable[tuple[str, Any]]) -> dict[s
             number, rest = name.removeprefix("encoder.layers.").split(".", 1)
             if offset != offsets[f"encoder.layers.0.{rest}"] + int(number) * step:
                 raise ValueError(f"{name}: the kernel takes equal layers, one after another")
-    together = [[f"{head}.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")] for head in ("actor", "critic")]
+    layers = [f"{number}.{kind}" for number in (0, 2, 4) for kind in ("weight", "bias")]
+    together = [[f"{head}.{layer}" for layer in layers] for head in ("actor", "critic")]
     if network.pool == "AdaPool":
         together.append([f"pool.{name}.weight" for name in ("query", "key", "value")])
     names = list(offsets)
@@ -333,10 +335,11 @@ def memory_sizes(network: Network, lanes: Lanes) -> MemorySizes:
     head = lanes.samples * 2 * pad + head_samples * (3 * units + 2 * network.num_parameters)
     warp = max(products, _up(head, 4)) + (network.num_layers + (2 if pooling else 0)) * lanes.samples * 2 * pad
     warp += network.num_layers * 32 if network.dropout else 0
+    saved_once = {"ClsToken": 3, "AdaPool": 2}.get(network.pool, 1)
     part = num_weights(network) + len(PARTS)
     return MemorySizes(
         shared_bytes=4 * (weights + lanes.warps * warp),
-        scratch_floats=(network.num_layers * 5 + 5) * rows * pad,
+        scratch_floats=(network.num_layers * 5 + saved_once) * rows * pad,
         sums=_up(part + part % 2 + table * width, 32),
     )
 
@@ -398,8 +401,16 @@ def _file(name: str) -> str:
     return (SOURCES / name).read_text(encoding="utf-8")
 
 
-def source(network: Network, lanes: Lanes, offsets: dict[str, int], machine: str | None = None) -> str:
-    """Return the whole source; `machine` is the text that stands in for gpu.cuh, which the tests emulate."""
+def source(network: Network, lanes: Lanes, offsets: dict[str, int], only: Only, machine: str | None = None) -> str:
+    """Return the source of a kernel.
+
+    Args:
+        network: what it is compiled for.
+        lanes: how warps are divided.
+        offsets: where the weights lie.
+        only: the kernel.
+        machine: text that stands in for gpu.cuh, which the tests emulate.
+    """
     texts = [f'#line 1 "{name}"\n{_file(name)}' for name in FILES]
     first = f'#line 1 "gpu.cuh"\n{_file("gpu.cuh")}' if machine is None else machine
-    return "\n".join([constants(network, lanes, offsets), first, *texts])
+    return "\n".join([f"#define ONLY_{only}", constants(network, lanes, offsets), first, *texts])

@@ -41,8 +41,9 @@ def emulate(monkeypatch, folder):
     """Let `noisy_envs.nn.fused` run on an emulated GPU, as device "cpu"; return a check of what kernels wrote."""
     guarded = []
 
-    def source(network, lanes, offsets):
-        return fused_source.source(network, lanes, offsets, f'#include "{HERE / "cuda_emulator.h"}"')
+    def source(network, lanes, offsets, only):  # both kernels, which tests use together
+        text = fused_source.source(network, lanes, offsets, only, f'#include "{HERE / "cuda_emulator.h"}"')
+        return text.replace(f"#define ONLY_{only}", "")
 
     def load(text, device):
         place = folder / str(len(list(folder.iterdir())))

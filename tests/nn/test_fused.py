@@ -52,7 +52,7 @@ def device(monkeypatch, tmp_path):
 
 def kernels_of(problem, device):
     """Return a problem's gradient and policy."""
-    lanes = None if device.type == "cuda" else dataclasses.replace(choose_lanes(problem.network), warps=2)
+    lanes = None if device.type == "cuda" else dataclasses.replace(choose_lanes(problem.network, 1000), warps=2)
     given, shape = (problem.network, problem.offsets), tuple(problem.samples.target.shape)
     gradient = fused.FusedGradient(*given, shape, device, lanes)
     with pytest.MonkeyPatch.context() as patch:
@@ -154,12 +154,12 @@ def test_other_networks_are_refused_with_a_reason(changes, expected):
 
 
 @pytest.mark.parametrize("width", [3, 6, 8])
-@pytest.mark.parametrize("memory", [227, 163, 99])
-def test_every_number_of_tokens_fits_a_warp(width, memory):
+@pytest.mark.parametrize(("memory", "samples"), [(227, 1), (227, 62), (163, 1000), (99, 10)])
+def test_every_number_of_tokens_fits_a_warp(width, memory, samples):
     plain = make_problem(Case(width=width, layers=1)).network
     for tokens in range(4, 66):
         network = dataclasses.replace(plain, num_tokens=tokens, num_layers=6, padding=-1.0)
-        lanes = choose_lanes(network, memory * 1024)
+        lanes = choose_lanes(network, samples, memory * 1024)
         assert tokens <= lanes.rows * lanes.lanes and lanes.lanes <= 32
         assert memory_sizes(network, lanes).shared_bytes <= memory * 1024
         assert lanes.warps >= (2 if memory == 99 else 4)

@@ -58,7 +58,7 @@ DEVICE void load_table(float* to, const float* from) {
     }
 }
 
-DEVICE void load_weights(float* to, const float* from) {
+DEVICE void arrange_weights(float* to, const float* from) {
     for (int layer = 0; layer < LAYERS; layer++)
         load_layer(to + At::LAYER + layer * LayerAt::SIZE, from + layer * LAYER_STEP);
     if constexpr (POOL == ADA_POOL) {
@@ -70,6 +70,19 @@ DEVICE void load_weights(float* to, const float* from) {
     if constexpr (QUERY_VECTOR) load_matrix<WIDTH, PAD, 1>(to + At::VECTORS, from + AT_QUERY_VECTOR, 2);
     load_head(to + At::ACTOR, from + AT_ACTOR, PARAMETERS);
     load_head(to + At::CRITIC, from + AT_CRITIC, 1);
+}
+
+// Copies a run's weights to shared memory in one go, and arranges them there. The copy lies where warps work later.
+DEVICE void load_weights(float* shared, const float* weights) {
+    if constexpr (WEIGHTS <= WARPS * WarpAt::SIZE) {
+        float* copy = shared + At::WARP;
+#pragma unroll 8
+        for (int i = thread_index(); i < WEIGHTS; i += WARPS * 32) copy[i] = weights[i];
+        sync_block();
+        arrange_weights(shared, copy);
+    } else {
+        arrange_weights(shared, weights);
+    }
 }
 
 // Turns the gradient of the embedding's table into those of projection and role embedding.
@@ -132,6 +145,7 @@ DEVICE void encode_backward(
     }
 }
 
+#ifndef ONLY_FORWARD
 // Adds up the gradient of the loss over this block's share of a run's M samples.
 //
 // The grid has `blocks` blocks for each run. weights (runs, WEIGHTS); tokens (runs, M, INPUTS, TOKEN_SIZE); the other
@@ -162,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) gradient(
     for (int round = int(block) * SAMPLES; round < count; round += step) {
         sync_block();
         const int begin = round + warp * blocks * SAMPLES;
+        if (begin >= count) continue;  // nothing is left for this warp
         const int sample = min_of(begin + at.sample, count - 1);  // past the end, the last one again, with weight 0
         Rows x, dx;
         embed(at, shared, tokens, samples.index(sample), x);
@@ -199,6 +214,8 @@ extern "C" __global__ void add_blocks(const float* sums, float* grad, float* par
     if (part >= 0 && part < PARTS) parts[run * PARTS + part] = total;
 }
 
+#endif
+#ifndef ONLY_GRADIENT
 // The policy: parameters (runs, M, PARAMETERS) and values (runs, M) from weights (runs, WEIGHTS) and tokens
 // (runs, M, INPUTS, TOKEN_SIZE), without dropout. The grid has `blocks` blocks for each run.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
@@ -222,3 +239,4 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) forward(
         act(at, shared, begin, count, pooled.value, parameters, values);
     }
 }
+#endif

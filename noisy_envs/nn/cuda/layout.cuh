@@ -123,7 +123,9 @@ constexpr int SHARED_BYTES = 4 * (At::WARP + WARPS * WarpAt::SIZE);
 // ---- scratch in device memory: what a warp's backward pass needs of each layer, and what is saved once, as if of one
 // layer more, (WARP_ROWS, PAD) each
 enum Saved { SAVED_INPUT, SAVED_MIXED, SAVED_INVERSE, SAVED_COVARIANCE, SAVED_MIDDLE, SAVED_TENSORS };
-enum SavedOnce { SAVED_EMBEDDING, SAVED_KEY, SAVED_VALUE, SAVED_WEIGHT, SAVED_CHANGE, SAVED_ONCE };
+// Little of it keeps more of it in the cache, so one place serves twice where the first use has ended.
+constexpr int SAVED_EMBEDDING = 0, SAVED_WEIGHT = 1, SAVED_CHANGE = POOL == CLS_TOKEN ? 2 : 0;
+constexpr int SAVED_ONCE = POOL == CLS_TOKEN ? 3 : POOL == ADA_POOL ? 2 : 1;
 constexpr int SCRATCH_FLOATS = (LAYERS * SAVED_TENSORS + SAVED_ONCE) * WARP_ROWS * PAD;  // of a warp
 
 // ---- sums of a block in device memory: gradients of a run's weights, parts of the loss, gradient of the table

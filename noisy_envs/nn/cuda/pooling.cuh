@@ -60,11 +60,7 @@ DEVICE void attend_once(const Lane& at, const float* matrix, const Rows& n, Rows
             }
         }
         add_output<1>(matrix + 3 * WIDTH * PAD, group, mixed, result);
-        if constexpr (TRAIN) {
-            save_group(at, LAYERS, SAVED_KEY, group, k);
-            save_group(at, LAYERS, SAVED_VALUE, group, v);
-            save_group(at, LAYERS, SAVED_WEIGHT, group, p);
-        }
+        if constexpr (TRAIN) save_group(at, LAYERS, SAVED_WEIGHT, group, p);
     }
 }
 
@@ -108,8 +104,11 @@ DEVICE void attend_once_backward(
             EACH(i, GROUP) dmixed[i] = fmaf(d[c], w[i], dmixed[i]);
         }
         load_saved_group(at, LAYERS, SAVED_WEIGHT, group, dv);
-        load_saved_group(at, LAYERS, SAVED_KEY, group, k);
-        load_saved_group(at, LAYERS, SAVED_VALUE, group, v);
+        {
+            Rows n;
+            load_rows(at, at.shared + WarpAt::B_FIRST, n);
+            project_keys(matrix, group * GROUP, n, k, v);
+        }
         EACH(c, GROUP) {
             const int head = group * GROUP + c;
             const float q = kept.query[head], mixed = kept.mixed[head];
@@ -220,7 +219,7 @@ DEVICE void ada_pool_backward(const Lane& at, const float* weights, const Vector
 // Pools embeddings x, those of the layers that are computed for all tokens.
 template <bool TRAIN>
 DEVICE void pool(const Lane& at, const float* weights, const Dropout& dropout, int sample, const Rows& x, Pooled& out) {
-    if constexpr (TRAIN) save(at, LAYERS, SAVED_EMBEDDING, x);
+    if constexpr (TRAIN && POOL != AVG_POOL) save(at, LAYERS, SAVED_EMBEDDING, x);
     if constexpr (POOL == ADA_POOL) {
         RowsOf<1> y;
         token_of(at, x, POOL_TOKEN, y[0]);
