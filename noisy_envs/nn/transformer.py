@@ -105,7 +105,7 @@ class TransformerEncoder(nn.Module):
             of neighbouring sets from neighbouring places.
 
     Attributes:
-        hash_dropout: whether `dropout_masks` draws keys, from which the fused kernel computes masks.
+        hash_dropout: whether `dropout_masks` draws keys on a CPU too.
     """
 
     hash_dropout = False
@@ -172,9 +172,10 @@ class TransformerEncoder(nn.Module):
     def dropout_masks(self, num_sets: int, num_tokens: int, generator: torch.Generator) -> Tensor:
         """Draw which numbers dropout keeps, on the generator's device: bool (layers, B, N, H).
 
-        With `hash_dropout` the result is int64 (2,), the keys of `noisy_envs.nn.dropout_hash`, which tell the same.
+        On a GPU, and with `hash_dropout`, the result is int64 (2,): keys from which `noisy_envs.nn.dropout_hash` and
+        the fused kernels compute the same masks.
         """
-        if self.hash_dropout:
+        if self.hash_dropout or generator.device.type == "cuda":
             return torch.randint(2**32, (2,), generator=generator, device=generator.device)
         rows = (num_tokens, num_sets) if self.tokens_first else (num_sets, num_tokens)
         keep = torch.empty((len(self.layers), *rows, self.embed_dim), dtype=torch.bool, device=generator.device)

@@ -39,7 +39,7 @@ class RunArgs(EnvArgs):
     """CPU threads of torch; two are faster on idle cores, but far slower if other programs use them"""
     compile: bool = False
     """compile network and environments, in about a minute; the default on a GPU and for the paper's networks"""
-    kernel: Literal["auto", "fused", "torch"] = "torch"
+    kernel: Literal["auto", "fused", "torch"] = "auto"
     """on a GPU, compute policy and gradient of small networks in one kernel ("fused"); "auto" does where it fits"""
     cuda_graphs: bool = True
     """on a GPU, record rollout and gradient as CUDA graphs"""
