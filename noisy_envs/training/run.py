@@ -120,10 +120,12 @@ class Run(Accelerator):
 
         With `like`, those of a run that trains in the same arrays, they have neither arrays nor a step of their own.
         """
-        self._envs = make_envs(self.local_args, like)
+        self._envs = made = make_envs(self.local_args, like)
         if like is None:
-            self._envs.compile_step(self.compile)
-        return self._envs
+            made.compile_step(self.compile)
+        else:
+            made.step = like.step  # type: ignore[method-assign]  # the compiled one
+        return made
 
     def gradient(self, model: Any, loss: Loss, axis: int = 0) -> Gradient:
         """Return the gradient of an agent's loss, see `Accelerator.gradient`: by the fused kernel where it fits."""
