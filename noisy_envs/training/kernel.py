@@ -96,7 +96,9 @@ def make_fused(
     dropout = any(getattr(own, "dropout", 0) > 0 for own in all_args)
     reason: str | None = "the network is not that of ppo_adapool.py"
     pool = pool_of(agent)
-    if pool is not None:
+    if args.torch_deterministic:
+        reason = "torch_deterministic=True: the kernel adds in no fixed order"
+    elif pool is not None:
         network = network_of(agent, pool, dropout=dropout)
         reason = fits(agent, network, weights.device) or difference(module, agent, network, args, tokens)
     if reason is None:

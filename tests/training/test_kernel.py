@@ -172,15 +172,22 @@ def test_a_changed_agent_is_not_taken_for_the_same(change, reason, emulated, tmp
         train(tmp_path, "--kernel", "fused", module=module)
 
 
-def test_torch_is_used_where_the_kernels_do_not_fit(emulated, capsys):
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--num-heads", "1"], "num_heads=1: the kernel takes embed_dim=3"),
+        (["--torch-deterministic"], "torch_deterministic=True: the kernel adds in no fixed order"),
+    ],
+)
+def test_torch_is_used_where_the_kernels_do_not_fit(words, reason, emulated, capsys):
     module = load_agent("adapool")
-    args = parse(module, [*SMALL, "--num-heads", "1"])
+    args = parse(module, [*SMALL, *words])
     envs = make_envs(args)
     agent = module.Agent(args, envs.token_spec, envs.action_space)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     args = dataclasses.replace(args, kernel="auto", device="cuda")
     assert kernel.make_fused(module, agent, [args], on_gpu, envs.start.tokens) is None
-    assert capsys.readouterr().out == "kernel: torch, since num_heads=1: the kernel takes embed_dim=3\n"
+    assert capsys.readouterr().out == f"kernel: torch, since {reason}\n"
 
 
 def test_without_a_gpu_torch_is_used_and_the_kernel_refused(tmp_path, capsys):
