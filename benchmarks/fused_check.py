@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -32,14 +32,20 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "nn")]
 
 import fused_cases  # noqa: E402  (beside the tests, which compare the same way)
+from helpers import load_agent  # noqa: E402
 
 from noisy_envs.nn import cuda_program, fused  # noqa: E402
 from noisy_envs.nn.cuda_graph import CudaGraph  # noqa: E402
-from noisy_envs.nn.fused_source import Lanes, choose_lanes, source  # noqa: E402
+from noisy_envs.nn.distributions import Gaussian  # noqa: E402
+from noisy_envs.nn.fused_source import HIDDEN_UNITS, Lanes, Network, choose_lanes, source  # noqa: E402
+from noisy_envs.training import evaluation  # noqa: E402
+from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint  # noqa: E402
+from noisy_envs.training.settings import load_args  # noqa: E402
 
 SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, 16
 RUNS = 1, 10, 32
 DEVICE = torch.device("cuda:0")
+FMA_RATE, EXP_RATE = 128, 16  # of a multiprocessor in a cycle, compute capability 8.6 and newer
 TAG = {"width": 3, "layers": 6, "continuous": False, "actions": 5}
 BOX = {"width": 6, "layers": 6, "continuous": False, "actions": 4, "roles": 0, "padded": True}
 CENTROID = {"tokens": 32, "width": 8, "layers": 3, "actions": 5}
@@ -61,6 +67,23 @@ VARIANTS: dict[str, list[tuple[int, int, int]]] = {  # tokens of a lane, lanes o
 }
 
 
+class Times(NamedTuple):
+    """Nanoseconds per sample of several repeats."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        """Format the times."""
+        return f"{self.median:.1f} ({self.least:.1f} to {self.most:.1f})"
+
+    @classmethod
+    def of(cls, times: list[float]) -> Times:
+        """Summarise the times of all repeats."""
+        return cls(statistics.median(times), min(times), max(times))
+
+
 @contextmanager
 def section(name: str) -> Iterator[None]:
     """Print what a part of the program takes, and go on with the next part after an error."""
@@ -78,6 +101,24 @@ def problem_of(size: dict[str, Any], runs: int, samples: int) -> Any:
     return fused_cases.make_problem(fused_cases.Case(**size, runs=runs, samples=samples))
 
 
+def trained_problem(run: Path, dropout: float, samples: int = 64) -> Any:
+    """Return a problem of a trained run's weights, with random samples, on the CPU."""
+    path = checkpoint_path(run)
+    content: Any = load_checkpoint(path)
+    head = agent_name(path, content).removeprefix("ppo_")
+    module = load_agent(head)
+    args = dataclasses.replace(load_args(module, path), device="cpu", evaluate=(run,), dropout=dropout)
+    agent = evaluation.load_agent(module, args, path, content).requires_grad_()
+    (pool,) = (pool for pool, own in fused_cases.POOLS.items() if own == head)
+    case = fused_cases.Case(
+        pool=pool, tokens=agent.spec.num_tokens, features=agent.spec.num_features, roles=len(agent.spec.roles),
+        padded=agent.spec.padded, query=agent.spec.query_index, width=args.embed_dim, layers=args.num_layers,
+        continuous=isinstance(agent.distribution, Gaussian), actions=agent.distribution.num_actions, dropout=dropout,
+        samples=samples,
+    )  # fmt: skip
+    return fused_cases.make_problem(case, (module, args, [agent]))
+
+
 def report_compilation(architecture: str, sizes: list[str]) -> None:
     """Compile both kernels of each size, and load them again from the disk; print the seconds."""
     for name in sizes:
@@ -92,6 +133,53 @@ def report_compilation(architecture: str, sizes: list[str]) -> None:
             cuda_program.compile_source(text, architecture)
             times = f"compiled in {middle - start:.2f} s, read in {time.perf_counter() - middle:.4f} s"
             print(f"{name}, {only.lower()}, {lanes}: {times}, {len(code)} bytes")
+
+
+def operations(network: Network, tokens: float, pairs: float) -> tuple[float, float]:
+    """Return the multiply-adds and the exponentials of a sample's gradient, at least.
+
+    Args:
+        network: sizes.
+        tokens: of a sample, those of the encoder without padding.
+        pairs: of tokens in a layer's attention.
+    """
+    width, units, layers = network.embed_dim, HIDDEN_UNITS, network.num_layers
+    # Queries, keys, values and outputs take 4 width², the feed-forward network of 4 width hidden units 8 width².
+    scores, products, gelus = layers * pairs, layers * tokens * 12 * width**2, layers * tokens * 4 * width
+    if network.pool == "ClsToken":  # in the last layer one token has more than keys and values
+        scores -= pairs - tokens
+        products -= (tokens - 1) * 10 * width**2
+        gelus -= (tokens - 1) * 4 * width
+    elif network.pool == "AdaPool":  # which is attention with one query
+        scores += tokens
+        products += (tokens + 1) * 2 * width**2
+    # Forward: a score, a weighted value and the sum of weights. Backward: the score again, the slope of the weight, its
+    # part in the score, and gradients of query, key and value.
+    attention = width * scores * (3 + 6)
+    products += tokens * width * (network.numbers + network.role_dim)
+    products += 2 * (width * units + units**2) + units * (network.num_parameters + 1)
+    gelus += tokens * width + 4 * units
+    # The gradient of a matrix product is two of them. Each weight of attention is an exponential, and one again
+    # backward, since keeping it takes more time; each GELU takes one in both directions.
+    return attention + 3 * products, 2 * width * scores + 2 * gelus
+
+
+def limits(problem: Any) -> dict[str, float]:
+    """Return the multiply-adds and exponentials of a problem's samples."""
+    spec, network = problem.agents[0].spec, problem.network
+    tokens = spec.mask(problem.samples.tokens).sum(-1).double() + (network.pool == "ClsToken")
+    fma, exp = operations(network, float(tokens.mean()), float(tokens.square().mean()))
+    return {"multiply-adds": fma, "exponentials": exp}
+
+
+def add_limits(found: dict[str, float]) -> None:
+    """Add the nanoseconds that a GPU takes at least, at its highest clock."""
+    from cuda.bindings import driver
+
+    multiprocessors = cuda_program.device_limits(DEVICE).multiprocessors  # starts CUDA
+    _, kilohertz = driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 0)
+    for name, rate in (("multiply-adds", FMA_RATE), ("exponentials", EXP_RATE)):
+        found[f"{name}, ns"] = found[name] / (rate * multiprocessors * kilohertz * 1e-6)
 
 
 def kernels_of(problem: Any, samples: int, lanes: Lanes | None = None) -> tuple[Any, Any]:
@@ -116,8 +204,8 @@ def check(problem: Any) -> tuple[float, float, str]:
     return (found[name], own[name], name) if part <= 1 else (found[name], own[name], f"{name}: MORE THAN ALLOWED")
 
 
-def check_all(problems: list[Any]) -> None:
-    """Print the worst error of each problem, and of all."""
+def check_all(problems: list[Any]) -> tuple[float, int]:
+    """Print problems with errors that are too large; print and return the worst error, and how many failed."""
     worst, failed = 0.0, 0
     for problem in problems:
         try:
@@ -131,10 +219,11 @@ def check_all(problems: list[Any]) -> None:
             failed += 1
             print(f"{error:.1e}, torch {own:.1e}, {name}, {problem.case}", flush=True)
     print(f"{len(problems)} networks: worst error {worst:.1e}, {failed} failed", flush=True)
+    return worst, failed
 
 
-def nanoseconds(call: Callable[[int], Any], samples: int) -> str:
-    """Time calls on several sets of samples, recorded together: the median, the least and the most per sample."""
+def nanoseconds(call: Callable[[int], Any], samples: int) -> Times:
+    """Time calls on several sets of samples, recorded together."""
 
     def all_sets() -> torch.Tensor:
         for number in range(SETS):
@@ -152,7 +241,7 @@ def nanoseconds(call: Callable[[int], Any], samples: int) -> str:
         events[1].record()
         torch.cuda.synchronize()
         times.append(events[0].elapsed_time(events[1]) * 1e6 / (5 * SETS * samples))
-    return f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+    return Times.of(times)
 
 
 @cache
@@ -177,9 +266,9 @@ def sets_of(problem: Any, runs: int) -> list[tuple[Any, torch.Tensor]]:
     return sets
 
 
-def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = RUNS) -> None:
-    """Print the times of a size's gradient and policy."""
-    problem = large_problem(name)
+def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] = RUNS) -> list[Times]:
+    """Print the times of a size's gradient and policy; return those of the gradient, for each number of runs."""
+    problem, times = large_problem(name), []
     for runs in all_runs:
         sets = sets_of(problem, runs)
         weights = problem.weights.expand(runs, -1) * torch.linspace(0.9, 1.1, runs, device=DEVICE)[:, None]
@@ -196,9 +285,10 @@ def time_size(name: str, lanes: Lanes | None = None, all_runs: tuple[int, ...] =
             return parameters
 
         total = runs * SAMPLES
-        times = f"gradient {nanoseconds(learn, total)}, forward {nanoseconds(act, total)}"
-        print(f"{name}, {gradient._kernels.lanes}, {runs} runs: {times}")
-    sys.stdout.flush()
+        times.append(nanoseconds(learn, total))
+        text = f"gradient {times[-1]}, forward {nanoseconds(act, total)}"
+        print(f"{name}, {gradient._kernels.lanes}, {runs} runs: {text}", flush=True)
+    return times
 
 
 def time_rollout(name: str) -> None:
@@ -209,8 +299,8 @@ def time_rollout(name: str) -> None:
     print(f"{name}, 64 samples: forward {time_step} ns per sample", flush=True)
 
 
-def time_torch(name: str) -> None:
-    """Print the time of torch.compile of the agent's loss, with its gradient."""
+def time_torch(name: str) -> Times:
+    """Print and return the times of torch.compile of the agent's loss, with its gradient."""
     problem = large_problem(name)
     agent, case = problem.agents[0], problem.case
     sizes = case.layers, SAMPLES, problem.network.encoder_tokens, case.width
@@ -227,7 +317,9 @@ def time_torch(name: str) -> None:
         grad: torch.Tensor = torch.autograd.grad(value, weights)[0]
         return grad
 
-    print(f"{name}: torch.compile {nanoseconds(learn, SAMPLES)}", flush=True)
+    times = nanoseconds(learn, SAMPLES)
+    print(f"{name}: torch.compile {times}", flush=True)
+    return times
 
 
 def sanitize(sizes: list[str]) -> None:

@@ -1,6 +1,8 @@
 """The benchmark of speed runs, with whatever peers are installed; it never fails on a timing. The soak sees faults."""
 
+import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from cases import slow
-from helpers import TINY, load_agent
+from helpers import TINY, load_agent, train_tiny
 
 from noisy_envs.training.process import stop_signals
 
@@ -123,12 +125,132 @@ def test_a_gradient_is_timed_on_a_minibatch(monkeypatch):
     for needed in ("torch", "tyro", "tensorboard"):
         pytest.importorskip(needed)
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import gradient_speed
+    import start_speed
 
-    monkeypatch.setattr(gradient_speed, "seconds", lambda run, device: run() is None or 1.0)
+    def one_second(run, device, repeats=1):
+        run()
+        return 1.0
+
+    monkeypatch.setattr(start_speed, "seconds", one_second)
     ppo = load_agent("avgpool")
-    gradient, rollout, _ = gradient_speed.measure(ppo, gradient_speed.parse(ppo, TINY))
-    assert (gradient, rollout) == pytest.approx((1e9 / 32, 1e9 / 64))
+    parts = start_speed.measure(ppo, start_speed.parse(ppo, TINY))
+    assert (parts["gradient, ns per sample"], parts["rollout, ns per sample"]) == pytest.approx((1e9 / 32, 1e9 / 64))
+    assert all(parts[name] == 1 for name in ("environments", "kernels", "first rollout", "first gradient"))
+
+
+@pytest.fixture
+def learning_speed(monkeypatch, tmp_path):
+    """The program, and its arguments for sizes that a CPU can do."""
+    for needed in ("torch", "tyro", "tensorboard"):
+        pytest.importorskip(needed)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "tests" / "nn")
+    import learning_speed
+
+    folders = ["--out", str(tmp_path / "out.json"), "--runs-dir", str(tmp_path / "runs")]
+    return learning_speed, ["--tiny", "--device", "cpu", *folders, "--rows"]
+
+
+def read_rows(folder):
+    return json.loads((folder / "out.json").read_text())
+
+
+@pytest.mark.process
+def test_every_row_of_the_learning_speed_without_kernels(learning_speed, tmp_path, capsys):
+    program, words = learning_speed
+    rows = ["errors", "one-run", "many-1m", "learn", "start"]
+    assert program.main([*words, *rows, "--networks", "1"]) == 0, capsys.readouterr().out
+    found = read_rows(tmp_path)
+    assert list(found) == rows and all(row["done"] and row["wall"] > 0 for row in found.values())
+    assert found["one-run"]["warm"]["score"] == found["one-run"]["cold"]["score"]
+    many = found["many-1m"]
+    assert (many["runs"], many["not finished or failed"], many["steps"]) == (4, 0, 4 * 128)
+    assert many["steps/s of learning"] > many["steps/s of all"]
+    assert found["learn"]["difference"][0] == 0  # torch on both sides
+    assert found["start"]["cold"]["first gradient"] > 0
+
+
+def test_a_row_that_is_stopped_goes_on_and_is_kept_when_done(learning_speed, tmp_path, monkeypatch, capsys):
+    program, words = learning_speed
+    calls = []
+
+    def stop_twice(row):
+        calls.append(row)
+        row.results["steps"] = 1000
+        if len(calls) < 3:
+            raise program.Stopped
+
+    monkeypatch.setitem(program.ROWS, "many-4m", stop_twice)
+    assert [program.main([*words, "many-4m"]) for _ in range(4)] == [1, 1, 0, 0]
+    row = read_rows(tmp_path)["many-4m"]
+    assert len(calls) == len(row["seconds"]) == 3 and row["wall"] == pytest.approx(sum(row["seconds"]))
+    assert row["steps/s of all"] == pytest.approx(1000 / row["wall"])
+    assert "in 3 calls" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"many-4m has .*; take another file"):
+        program.main([*words, "many-4m", "--kernel", "torch"])
+
+
+def test_a_row_that_fails_lets_the_others_go_on(learning_speed, tmp_path, monkeypatch, capsys):
+    program, words = learning_speed
+    monkeypatch.setitem(program.ROWS, "learn", lambda row: 1 / 0)
+    monkeypatch.setitem(program.ROWS, "start", lambda row: None)
+    assert program.main([*words, "learn", "start"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().out
+    assert [row["done"] for row in read_rows(tmp_path).values()] == [False, True]
+
+
+@pytest.mark.process
+def test_runs_are_asked_to_stop_at_the_time_limit(learning_speed, tmp_path, capsys):
+    program, _ = learning_speed
+    row = program.Row(None, program.time.monotonic() + program.GRACE + 1.5, {})
+    row = row._replace(args=program.argparse.Namespace(runs_dir=tmp_path))
+    script = tmp_path / "script.py"
+    text = "import sys, time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved'); sys.exit(130)\n"
+    script.write_text(text)
+    with pytest.raises(program.Stopped):
+        row.run("sleep", [script])
+    assert (tmp_path / "sleep.log").read_text() == "saved\n"
+    script.write_text("import noisy_envs; raise SystemExit('error: wrong')")
+    with pytest.raises(RuntimeError, match="exit status 1: error: wrong"):
+        row._replace(deadline=row.deadline + 60).run("fails", [script])
+
+
+def test_operations_of_a_network_are_counted(learning_speed):
+    from fused_check import SIZES, limits, problem_of
+
+    found = {name: limits(problem_of(size, 1, 3)) for name, size in SIZES.items()}
+    gelus = 3 * 32 * 32 + 32 * 8 + 4 * 32  # hidden units, embeddings, actor and critic
+    assert found["centroid, AvgPool"]["exponentials"] == 2 * (3 * 8 * 32**2 + gelus)
+    assert found["centroid, AdaPool"]["exponentials"] == 2 * (3 * 8 * 32**2 + 8 * 32 + gelus)
+    padded, full = (found[f"box world, {n} tokens, AdaPool"]["exponentials"] for n in (8, 50))
+    assert padded < full < 2 * (6 * 6 * 50**2 + 6 * 50 + 6 * 50 * 24 + 50 * 6 + 128)
+
+
+def test_trained_weights_are_compared_with_the_kernels(learning_speed, tmp_path, monkeypatch, capsys):
+    if not shutil.which("g++"):
+        pytest.skip("needs g++, which compiles the emulated kernels")
+    import fused_check
+    import torch
+    from fused_emulation import emulate
+
+    monkeypatch.setattr(fused_check, "DEVICE", torch.device("cpu"))
+    sizes = ["--embed-dim", "3", "--num-heads", "3", "--feedforward-dim", "12", "--num-layers", "1"]
+    _, run = train_tiny(load_agent("maxpool"), tmp_path / "runs", *sizes)
+    (tmp_path / "kernels").mkdir()
+    emulate(monkeypatch, tmp_path / "kernels")
+    chosen = fused_check.choose_lanes
+    monkeypatch.setattr(fused_check.fused, "choose_lanes", lambda *given: dataclasses.replace(chosen(*given), warps=1))
+    worst, failed = fused_check.check_all([fused_check.trained_problem(run, 0.1, 5)])
+    assert 0 < worst < 2e-5 and failed == 0, capsys.readouterr().out
+
+
+def test_jax_computes_the_gradient_of_the_agents(learning_speed):
+    pytest.importorskip("jax")
+    import fused_check
+    import jax_gradient
+
+    problem = fused_check.problem_of(fused_check.SIZES["centroid, AdaPool"], 1, 16)
+    assert jax_gradient.error(problem) < 1e-5 and len(jax_gradient.nanoseconds(problem, 2, 1)) == 2
 
 
 def soak(*words):

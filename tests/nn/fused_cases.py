@@ -169,9 +169,9 @@ class Problem:
         )
 
 
-def make_problem(case):
-    """Draw weights, samples and coefficients."""
-    module, args, agents = make_agents(case)
+def make_problem(case, made=None):
+    """Draw samples, coefficients and weights, unless `made` holds what `make_agents` would return."""
+    module, args, agents = made or make_agents(case)
     network = network_of(
         agents[0], case.pool, dropout=case.dropout > 0, dual_clip=case.dual_clip, tanh=case.tanh,
         query_vector=case.query_vector,
