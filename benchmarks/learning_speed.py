@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 
 import fused_check
 import numpy as np
-import torch
 
 from noisy_envs.training.checkpoint import read_summary, write_summary
 from noisy_envs.training.files import new_folder
