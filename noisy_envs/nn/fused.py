@@ -54,6 +54,13 @@ def fits(agent: Any, network: Network, device: torch.device | str) -> str | None
     return reason
 
 
+def start(network: Network, offsets: dict[str, int], device: torch.device) -> None:
+    """Begin to compile the kernels in a thread; the classes below wait for it."""
+    lanes = choose_lanes(network, device_limits(device).shared_memory)
+    if lanes is not None:
+        cuda_program.start(source(network, lanes, offsets), device)
+
+
 class _Kernels:
     """What both kinds of kernels share: the program, and how the work is divided."""
 

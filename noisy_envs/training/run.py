@@ -25,7 +25,7 @@ from noisy_envs import registration
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_gif
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import distributed
+from noisy_envs.training import distributed, kernel
 from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
@@ -88,11 +88,13 @@ class Run(Accelerator):
             args: settings.
             alone: whether the run reports its progress; others train in this process, too, if it does not.
         """
-        super().__init__(args.compile, on_gpu(args) and args.cuda_graphs, args.device)
+        super().__init__(args.compile and alone, on_gpu(args) and args.cuda_graphs, args.device)
         self.module, self.args = module, args
         share = {name: getattr(args, name) // WORLD_SIZE for name in ("num_envs", "minibatch_size")}
         self.local_args = dataclasses.replace(args, **share)
         self._alone = alone
+        if alone:
+            kernel.start(module, [self.local_args])
         self.baselines = baseline_returns(args)
         self.step_size = steps_per_update(args)
         self.num_iterations = args.total_timesteps // self.step_size
@@ -121,7 +123,7 @@ class Run(Accelerator):
         With `like`, those of a run that trains in the same arrays, they have neither arrays nor a step of their own.
         """
         self._envs = make_envs(self.local_args, like)
-        if like is None:
+        if self._alone:
             self._envs.compile_step(self.compile)
         return self._envs
 

@@ -43,7 +43,7 @@ GAMES = {
 @pytest.fixture
 def emulated(monkeypatch, tmp_path):
     """Put an emulated GPU in the place of a real one, and let dropout follow from a hash as there."""
-    folder, programs = tmp_path / "kernels", {}
+    folder, programs, started = tmp_path / "kernels", {}, set()
     folder.mkdir()
     check_guards = emulate(monkeypatch, folder)
     compile_source = fused.cuda_program.load
@@ -54,10 +54,12 @@ def emulated(monkeypatch, tmp_path):
         return programs[text]
 
     monkeypatch.setattr(fused.cuda_program, "load", load)
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: started.add(text))
     monkeypatch.setattr(kernel, "fits", lambda agent, network, device: unsupported(agent, network))
     monkeypatch.setattr(transformer.TransformerEncoder, "hash_dropout", True)  # by torch, too
     yield programs
     check_guards()
+    assert started <= programs.keys()  # nothing was compiled in vain
 
 
 def train(folder, *words, head="adapool", module=None):
@@ -87,13 +89,15 @@ def assert_close(found, expected):
     [("adapool", "SimpleCentroid-v0"), ("clstoken", "SimpleTag-v0")],
     [(head, game) for head in ("adapool", "avgpool", "clstoken", "maxpool") for game in GAMES],
 )
-def test_training_with_the_kernels_is_training_by_torch(head, game, emulated, tmp_path):
+def test_training_with_the_kernels_is_training_by_torch(head, game, emulated, monkeypatch, tmp_path):
     words = ["--env-id", f"noisy_envs/{game}", "--dropout", "0.2", *GAMES[game]]
     plain, _ = train(tmp_path / "torch", *words, "--kernel", "torch", head=head)
     assert not emulated
-    fused, folder = train(tmp_path / "fused", *words, "--kernel", "fused", head=head)
-    assert emulated
-    assert_close(fused, plain)
+    began = []
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: began.append(text))
+    rows, folder = train(tmp_path / "fused", *words, "--kernel", "fused", head=head)
+    assert began == list(emulated)  # in a thread, while the environments are made
+    assert_close(rows, plain)
     main(load_agent(head), ["--evaluate", str(folder), "--run-dir", str(tmp_path / "evaluation")])
 
 
