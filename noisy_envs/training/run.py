@@ -278,7 +278,12 @@ class Run(Accelerator):
         """
         tensors = losses | stats
         numbers = distributed.mean(torch.stack([x.double() for x in tensors.values()])).tolist()
-        values = dict(zip(tensors, numbers, strict=True))
+        return self.record_update(learning_rate, tuple(losses), dict(zip(tensors, numbers, strict=True)))
+
+    def record_update(
+        self, learning_rate: float, losses: tuple[str, ...], values: dict[str, float]
+    ) -> dict[str, float]:
+        """Record an update as `log` does, from the numbers of all its tensors, of which `losses` are names."""
         if values.pop("finite") < 1:
             raise FloatingPointError(NOT_FINITE.format(self.args.env_id))
         returns, lengths, episodes = (values.pop(name) for name in ("returns", "lengths", "episodes"))
@@ -340,6 +345,8 @@ class Run(Accelerator):
         }
         if RANK == 0:
             save_checkpoint(self.folder / "checkpoint.pt", content)
+            if self._metrics is not None:
+                self._metrics.flush()
 
     @property
     def speed(self) -> float:
