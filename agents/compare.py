@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -238,7 +239,8 @@ def run_together(
     for job in jobs:
         cells.setdefault((job.setting, job.agent), []).append(job)
     count = len(cells) if args.ray else min(args.jobs, len(cells))
-    shares = [[job for cell in list(cells.values())[i::count] for job in cell] for i in range(count)]
+    ends = [len(cells) * i // count for i in range(count + 1)]  # neighbours share a level and its compiled step
+    shares = [[job for cell in list(cells.values())[a:b] for job in cell] for a, b in pairwise(ends)]
     folder = args.out.resolve() / "together"
     for result in execute([Batch(tuple(share), folder / str(i)) for i, share in enumerate(shares)]):
         log = result.job.folder / "log.txt"

@@ -195,6 +195,7 @@ class ManyRuns:
         self.stack = RunStack(self.members)
         self.state: EnvState = tree_map(lambda *parts: torch.cat(parts), *(member.state for member in self.members))
         self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS if hasattr(self.args, name)}
+        self.envs.compile_step(Accelerator(self.args.compile, False, self.args.device).compile, self.state)
         self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
         all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
         self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)

@@ -124,7 +124,7 @@ class Run(Accelerator):
         """
         self._envs = make_envs(self.local_args, like)
         if self._alone:
-            self._envs.compile_step(self.compile)
+            self._envs.compile_step(self.compile, self._envs.start)
         return self._envs
 
     def gradient(self, model: Any, loss: Loss, axis: int = 0) -> Gradient:
