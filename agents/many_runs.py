@@ -319,9 +319,9 @@ def run_all(commands: list[list[str]]) -> list[Failure]:
     print(f"{len(commands)} runs, {done} already finished", flush=True)
     for failure in failures:
         print(f"{failure.folder}: FAILED, {failure.reason}", flush=True)
-    for module, settings in groups:
-        kernel.start(module, settings)  # of all groups, while the first one trains
-    for module, settings in groups:
+    for number, (module, settings) in enumerate(groups):
+        for group_to_start in groups[number : number + 2]:  # the next one's kernels are compiled while this one trains
+            kernel.start(*group_to_start)
         finished, failed = run_group(module, settings)
         for run in finished:
             done += 1

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
+THREADS = ThreadPoolExecutor(2)  # that compile; the end of the program waits for them
 Argument = Tensor | int  # of a kernel: a tensor's address, or an int32
 
 
@@ -133,7 +134,7 @@ def start(source: str, device: torch.device) -> Future[bytes]:
 
 @functools.cache
 def _start(source: str, architecture: str) -> Future[bytes]:
-    return ThreadPoolExecutor(1).submit(compile_source, source, architecture)
+    return THREADS.submit(compile_source, source, architecture)
 
 
 def load(source: str, device: torch.device) -> Program:

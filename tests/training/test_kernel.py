@@ -125,6 +125,18 @@ def test_many_runs_with_the_kernels_are_runs_alone(emulated, tmp_path):
         assert_close(rows_of(run.folder), expected)
 
 
+def test_the_kernels_of_the_next_group_are_compiled_while_one_trains(emulated, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: seen.append(text))
+    monkeypatch.setattr(many_runs, "run_group", lambda module, settings: seen.append(settings[0].num_noise) or ([], []))
+    words = [word for word in SMALL if word != "--no-capture-video"]
+    words += ["--total-timesteps", "32", "--kernel", "fused"]
+    args = many_runs.Args(out=tmp_path, seeds=(1, 2), vary=("num_noise=0,1,2",))
+    assert not many_runs.run_all(many_runs.plan(args, words))
+    first, second, third = dict.fromkeys(x for x in seen if isinstance(x, str))
+    assert seen == [first, second, (0,), second, third, (1,), third, (2,)]
+
+
 def changed_loss(module):
     loss = module.ppo_loss
 
