@@ -374,6 +374,8 @@ class Run(Accelerator):
         args, start = self.args, time.perf_counter()
         eval_agent = make_eval_agent(self.module, args, self._envs.token_spec, self._envs.action_space)
         eval_agent.load_state_dict(agent.state_dict())
+        if self._kernels is not None:  # they take any number of samples; other kernels would be compiled for these
+            eval_agent.forward = self.policy(eval_agent)
         rows = read_metrics(self.folder / "metrics.csv")
         title = f"{args.env_id}, {self.name}"
         plot_curve(self.folder / "curve.png", rows, *self.baselines, title, solved_label(args))

@@ -22,7 +22,7 @@ del sys.path[:2]
 from noisy_envs.nn import fused, transformer  # noqa: E402
 from noisy_envs.nn.fused_source import unsupported  # noqa: E402
 from noisy_envs.training import kernel  # noqa: E402
-from noisy_envs.training.checkpoint import load_checkpoint  # noqa: E402
+from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
 from noisy_envs.training.envs import make_envs  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
@@ -91,13 +91,19 @@ def assert_close(found, expected):
 )
 def test_training_with_the_kernels_is_training_by_torch(head, game, emulated, monkeypatch, tmp_path):
     words = ["--env-id", f"noisy_envs/{game}", "--dropout", "0.2", *GAMES[game]]
-    plain, _ = train(tmp_path / "torch", *words, "--kernel", "torch", head=head)
+    plain, reference = train(tmp_path / "torch", *words, "--kernel", "torch", head=head)
     assert not emulated
-    began = []
+    began, sizes, policy = [], [], kernel.FusedRuns.policy
     monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: began.append(text))
+    monkeypatch.setattr(
+        kernel.FusedRuns, "policy", lambda runs, tokens: sizes.append(tokens.shape[1]) or policy(runs, tokens)
+    )
     rows, folder = train(tmp_path / "fused", *words, "--kernel", "fused", head=head)
     assert began == list(emulated)  # in a thread, while the environments are made
     assert_close(rows, plain)
+    assert sizes[-1] == 2  # the episodes of the evaluation
+    returns = [read_summary(path / "summary.json")["return"] for path in (folder, reference)]
+    assert returns[0] == pytest.approx(returns[1], rel=1e-3)
     main(load_agent(head), ["--evaluate", str(folder), "--run-dir", str(tmp_path / "evaluation")])
 
 
