@@ -5,7 +5,8 @@
     python agents/compare.py --out results/noise --env-ids noisy_envs/SimpleCentroid-v0 --num-noise 0 28
     python agents/compare.py --jobs 2 -- --total-timesteps 1000000 --dropout 0    # after --: arguments for every agent
     python agents/compare.py --together --seeds 1 2 3 4 5 6 7 8 9 10              # side by side in one process
-    python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four runs on each GPU
+    python agents/compare.py -- --device cuda                                     # side by side in four processes
+    python agents/compare.py --ray --gpus-per-run 0.25 -- --device cuda           # four processes on each GPU
     python agents/compare.py --plot-only                                          # from the runs that exist
     python agents/compare.py --plot-only --out results/dropout --compare-with results/without-dropout  # same IDs
 
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +58,7 @@ from noisy_envs.training.versions import current_commit, merge_versions
 if TYPE_CHECKING:
     from noisy_envs.training.gymnasium_envs import GymnasiumGame
 
+GPU_JOBS = 4  # processes on a GPU: while one starts or evaluates, others train
 RESERVED = (  # agents' settings that this program sets itself, or with which agents do not train
     "env_id", "seed", "run_dir", "resume", "num_noise", "evaluate", "record", "help",
 )  # fmt: skip
@@ -78,9 +81,9 @@ class Args:
     num_noise: tuple[int, ...] = ()
     """noise levels for a single environment ID, instead of several IDs"""
     jobs: int = 1
-    """runs at a time on this machine, without Ray; with --together, processes at a time"""
+    """runs at a time on this machine, without Ray; with --together, processes at a time, on a GPU 4 by default"""
     together: bool = False
-    """train all runs in one process by many_runs.py, on Ray those of an agent and level"""
+    """train runs side by side, by many_runs.py: on Ray in a process for each agent and level; the default on a GPU"""
     ray: bool = False
     """run on Ray"""
     address: str | None = None
@@ -236,7 +239,8 @@ def run_together(
     for job in jobs:
         cells.setdefault((job.setting, job.agent), []).append(job)
     count = len(cells) if args.ray else min(args.jobs, len(cells))
-    shares = [[job for cell in list(cells.values())[i::count] for job in cell] for i in range(count)]
+    ends = [len(cells) * i // count for i in range(count + 1)]  # neighbours share a level and its compiled step
+    shares = [[job for cell in list(cells.values())[a:b] for job in cell] for a, b in pairwise(ends)]
     folder = args.out.resolve() / "together"
     for result in execute([Batch(tuple(share), folder / str(i)) for i, share in enumerate(shares)]):
         log = result.job.folder / "log.txt"
@@ -295,10 +299,19 @@ def parse(argv: Sequence[str]) -> tuple[Args, tuple[str, ...]]:
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     args, agent_args = parse_arguments(Args, argv[:end], Args(), __doc__), tuple(argv[end + 1 :])
-    parse_agent_args(agent_args)
+    settings = parse_agent_args(agent_args)
     args = replace(args, env_ids=tuple(registration.canonical_id(env_id, "env_ids") for env_id in args.env_ids))
+    if settings.get("device", "").startswith("cuda") and (args.together or may_share_processes(args, settings)):
+        on_gpu = parse_arguments(Args, argv[:end], Args(together=True, jobs=GPU_JOBS), __doc__)
+        args = replace(args, together=True, jobs=on_gpu.jobs) if on_gpu.together else args
     check(args)
     return args, agent_args
+
+
+def may_share_processes(args: Args, settings: Mapping[str, str]) -> bool:
+    """Tell whether many_runs.py trains the runs: those of another agent might need the loop of its own file."""
+    known = set(args.agents) <= set(Args.agents) and args.agents_dir == Args.agents_dir and "track" not in settings
+    return known and all(registration.find(env_id)[0] != registration.OTHER for env_id in args.env_ids)
 
 
 def check(args: Args) -> None:

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisy_envs.rendering.agent_policy import load_file
+from noisy_envs.training import kernel
 from noisy_envs.training.accelerate import Gradient, use_deterministic
 from noisy_envs.training.arguments import parse_arguments
 from noisy_envs.training.distributed import WORLD_SIZE
@@ -318,7 +319,9 @@ def run_all(commands: list[list[str]]) -> list[Failure]:
     print(f"{len(commands)} runs, {done} already finished", flush=True)
     for failure in failures:
         print(f"{failure.folder}: FAILED, {failure.reason}", flush=True)
-    for module, settings in groups:
+    for number, (module, settings) in enumerate(groups):
+        for group_to_start in groups[number : number + 2]:  # the next one's kernels are compiled while this one trains
+            kernel.start(*group_to_start)
         finished, failed = run_group(module, settings)
         for run in finished:
             done += 1

@@ -22,15 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisy_envs.nn.small_layers import linear
+from noisy_envs.nn.small_layers import TRITON_AVAILABLE, linear
 
-try:
-    from noisy_envs.nn import triton_attention
-except ImportError:  # the CPU-only build of torch comes without Triton
-    TRITON_AVAILABLE = False
-else:
-    TRITON_AVAILABLE = True
-
+MAX_TRITON_WIDTH = 2  # largest W that the kernels of `triton_attention` support
 LOG2_E = math.log2(math.e)  # exp2 is one instruction on a GPU
 # Options of `torch.compile` for W > 1: without them the compiler would store the weights, since each one depends on
 # so many numbers, instead of computing them again.
@@ -65,7 +59,9 @@ def narrow_attention(
     if axis == 1:
         projected = linear(tokens, query_key_value)
         exact = projected.dtype == torch.float32  # not the dtype of tokens: autocast may have changed it
-        if TRITON_AVAILABLE and projected.is_cuda and exact and width <= triton_attention.MAX_HEAD_WIDTH:
+        if TRITON_AVAILABLE and projected.is_cuda and exact and width <= MAX_TRITON_WIDTH:
+            from noisy_envs.nn import triton_attention
+
             return triton_attention.attend(projected, mask, tokens.shape[2] // width, scale)[0]
         heads = projected.chunk(3, dim=-1)
     else:  # three products, so that each result is contiguous

@@ -6,10 +6,12 @@ Needs the package cuda-bindings (the extra `[cuda]`). NVRTC itself comes with to
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import sys
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
+THREADS = ThreadPoolExecutor(2)  # that compile; the end of the program waits for them
 Argument = Tensor | int  # of a kernel: a tensor's address, or an int32
 
 
@@ -123,10 +126,20 @@ def device_limits(device: torch.device) -> Limits:
     return Limits(properties.multi_processor_count, _checked(driver.cuDeviceGetAttribute(attribute, index)))
 
 
+def start(source: str, device: torch.device) -> Future[bytes]:
+    """Begin to compile source for a GPU in a thread, without Python's lock; `load` waits for it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return _start(source, f"sm_{major}{minor}")
+
+
+@functools.cache
+def _start(source: str, architecture: str) -> Future[bytes]:
+    return THREADS.submit(compile_source, source, architecture)
+
+
 def load(source: str, device: torch.device) -> Program:
     """Compile source for a GPU, or find it in the cache, and load it."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return Program(compile_source(source, f"sm_{major}{minor}"), device)
+    return Program(start(source, device).result(), device)
 
 
 class Program:

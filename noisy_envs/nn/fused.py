@@ -10,7 +10,7 @@ Shapes: S runs, M samples each, N tokens, D features, A actions, P parameters of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -55,6 +55,22 @@ def fits(agent: Any, network: Network, device: torch.device | str) -> str | None
     return reason
 
 
+def divide(network: Network, shape: tuple[int, int], device: torch.device, only: Only) -> Lanes | None:
+    """Return how warps are divided for S runs of M samples, None if the device has too little shared memory."""
+    limits, (runs, samples) = device_limits(device), shape
+    # A step of a rollout has so few samples that most blocks have one: their time counts, not their number.
+    share = 1 if only == "FORWARD" else -(-samples // max(1, limits.multiprocessors // runs))
+    return choose_lanes(network, share, limits.shared_memory)
+
+
+def start(network: Network, offsets: dict[str, int], shape: tuple[int, int], device: torch.device) -> None:
+    """Begin to compile both kernels in threads, for S runs of M samples; the classes below wait for it."""
+    for only in get_args(Only):
+        lanes = divide(network, shape, device, only)
+        if lanes is not None:
+            cuda_program.start(source(network, lanes, offsets, only), device)
+
+
 class _Kernels:
     """What both kinds of kernels share: the program, and how the work is divided."""
 
@@ -67,16 +83,15 @@ class _Kernels:
         lanes: Lanes | None,
         only: Only,
     ) -> None:
-        limits, (runs, samples) = device_limits(device), shape
-        share = -(-samples // max(1, limits.multiprocessors // runs))  # of a block
-        chosen = lanes or choose_lanes(network, share, limits.shared_memory)
+        chosen = lanes or divide(network, shape, device, only)
         if chosen is None:
             raise ValueError(f"device={device}: expected more shared memory")
         self.network = network
         self.device = torch.empty(0, device=device).device  # with its index
         self.lanes, self.sizes = chosen, memory_sizes(network, chosen)
         self.program = cuda_program.load(source(network, chosen, offsets, only), device)
-        self.runs, self.threads, self._multiprocessors = runs, 32 * chosen.warps, limits.multiprocessors
+        self.runs, self.threads = shape[0], 32 * chosen.warps
+        self._multiprocessors = device_limits(device).multiprocessors
 
     def blocks(self, samples: int) -> int:
         """Return the number of blocks of each run for so many samples.
@@ -167,8 +182,7 @@ class FusedGradient:
 class FusedPolicy:
     """The parameters of the action distribution and the values, without gradients and dropout.
 
-    The arguments are those of `FusedGradient`, with the number of runs S in place of a shape. It is made for the few
-    samples of a rollout's step, so it divides warps otherwise.
+    The arguments are those of `FusedGradient`, with the number of runs S in place of a shape.
     """
 
     def __init__(

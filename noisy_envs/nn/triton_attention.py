@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 LOG2_E = math.log2(math.e)  # exp2 is one instruction, exp is not
-MAX_HEAD_WIDTH = 2  # largest W that the kernels support
 PROGRAM_SIZE = 128  # tokens times heads of a program, if there are as many: one warp, four for each thread
 
 

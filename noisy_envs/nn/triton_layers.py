@@ -8,8 +8,8 @@ requires Triton.
 
 `len` makes M a number for `torch.compile`, not a symbol: code is compiled for each M separately.
 
-Shapes: M rows of I inputs (`IN` in kernels) or O outputs (`OUT`), both at most `MAX_WIDTH`. A program handles R rows at
-a time.
+Shapes: M rows of I inputs (`IN` in kernels) or O outputs (`OUT`), both at most `small_layers.MAX_WIDTH`. A program
+handles R rows at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-MAX_WIDTH = 64  # of I and O: a program keeps the weights of a layer in registers
 LINEAR, NORM = (64, 4), (64, 4)  # R and number of warps of a program
 LINEAR_SUM, NORM_SUM = (32, 2), (128, 4)  # the same for kernels that sum over rows
 MAX_SUM_PROGRAMS = 264  # programs of a kernel that sums over rows: two for each multiprocessor of an H100 or H200

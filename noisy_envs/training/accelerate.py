@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ class Accelerator:
         self._compile, self._record = compile, record and WORLD_SIZE == 1
         # A GPU sums over few tokens fastest without dividing them among threads.
         self._options: Any = {"unroll_reductions_threshold": 64} if torch.device(device).type == "cuda" else None
-        if compile:
+        if compile and "torch._dynamo" in sys.modules:  # which takes seconds to import
             torch.compiler.reset()  # functions of another run in this process would count as variants of these
 
     def compile(self, function: Function) -> Function:

@@ -86,17 +86,23 @@ class Envs:
         self.start = EnvState(envs.batch_state, tokens, zeros, zeros.clone())
         self._pure_step: Callable[..., Any] = envs.pure_step
 
-    def compile_step(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile `step` where it runs on a GPU; elsewhere the network takes most of the time."""
+    def compile_step(self, compiler: Callable[[Any], Any], state: EnvState) -> None:
+        """Compile `step` for states like this one at once, where it runs on a GPU.
+
+        Elsewhere the network takes most of the time.
+        """
         if not on_gpu(self._args):
             return
-        shape: tuple[int, ...] = (self.num_learners,)
+        shape: tuple[int, ...] = (len(state.tokens),)
         if isinstance(self.action_space, gymnasium.spaces.Box):
             shape = (*shape, self.action_space.shape[-1])
         dtype = torch.float32 if len(shape) > 1 else torch.int64
         # Python 3.11 computes cached properties under a lock, which cannot be compiled: a first step fills them.
-        self.step(self.start, torch.zeros(shape, dtype=dtype, device=self.start.tokens.device))
+        action = torch.zeros(shape, dtype=dtype, device=state.tokens.device)
+        self.step(state, action)
         self.step = compiler(self.step)  # type: ignore[method-assign]
+        with torch.no_grad():  # as in a rollout
+            self.step(state, action)  # now, while threads compile kernels
 
     def step(self, state: EnvState, action: Tensor) -> tuple[EnvState, Step]:
         """Play the actions (R, ...) of all controlled agents; episodes that end are followed by the next one."""

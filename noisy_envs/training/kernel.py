@@ -8,6 +8,8 @@ Shapes: S runs, W weights of an agent, M samples, N tokens, D features.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisy_envs.nn import fused
 from noisy_envs.nn.fused import FusedGradient, FusedPolicy, fits
-from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Network, Pool, network_of, weight_offsets
+from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Lanes, Network, Pool, network_of, weight_offsets
+from noisy_envs.nn.transformer import EncoderLayer
+from noisy_envs.training.envs import env_kwargs, make_vec
+from noisy_envs.training.evaluation import make_eval_agent
 
 NUM_COMPARED = 64  # samples
 TOLERANCE = 1e-3  # of a tensor's largest number; the kernels and torch differ by some 1e-5
@@ -32,7 +38,13 @@ class FusedRuns:
     """
 
     def __init__(
-        self, agent: nn.Module, network: Network, weights: nn.Parameter, all_args: list[Any], num_samples: int
+        self,
+        agent: nn.Module,
+        network: Network,
+        weights: nn.Parameter,
+        all_args: list[Any],
+        num_samples: int,
+        lanes: Lanes | None,
     ) -> None:
         """Compile the kernels, or load them from the disk.
 
@@ -42,11 +54,12 @@ class FusedRuns:
             weights: of all runs.
             all_args: settings of all runs.
             num_samples: M, of a minibatch of one run.
+            lanes: how the gradient's warps are divided, by `fused.divide`.
         """
         self.weights, offsets = weights, weight_offsets(network, agent.named_parameters())
         rows = [[getattr(args, name, 0.0) for name in COEFFICIENTS] for args in all_args]
         self.coefficients = torch.tensor(rows, dtype=torch.float32, device=weights.device)
-        self._gradient = FusedGradient(network, offsets, (len(weights), num_samples), weights.device)
+        self._gradient = FusedGradient(network, offsets, (len(weights), num_samples), weights.device, lanes)
         self.weights.grad = self._gradient.grad
         self._policy = FusedPolicy(network, offsets, len(weights), weights.device)
         self._no_keys = torch.zeros(len(weights), 2, dtype=torch.int64, device=weights.device)
@@ -75,6 +88,25 @@ def wants_kernels(args: Any) -> bool:
     return bool(args.kernel == "fused" or (args.kernel == "auto" and on_gpu))
 
 
+def start(module: ModuleType, all_args: list[Any]) -> None:
+    """Begin to compile the kernels for runs of an agent, where they are wanted, in a thread; `make_fused` waits for it.
+
+    The arguments are those of `make_fused`.
+    """
+    args = all_args[0]
+    if not wants_kernels(args):
+        return
+    on_cpu = dataclasses.replace(args, device="cpu")
+    envs = make_vec(on_cpu, 1, env_kwargs(args))
+    agent = make_eval_agent(module, on_cpu, envs.token_spec, envs.single_action_space)
+    envs.close()
+    device = torch.device(args.device)
+    network, reason = describe(agent, all_args, device)
+    if network is not None and reason is None:
+        shape = len(all_args), args.minibatch_size
+        fused.start(network, weight_offsets(network, agent.named_parameters()), shape, device)
+
+
 def make_fused(
     module: ModuleType, agent: Any, all_args: list[Any], weights: nn.Parameter, tokens: Tensor
 ) -> FusedRuns | None:
@@ -93,20 +125,27 @@ def make_fused(
     args = all_args[0]
     if not wants_kernels(args):
         return None
-    dropout = any(getattr(own, "dropout", 0) > 0 for own in all_args)
-    reason: str | None = "the network is not that of ppo_adapool.py"
-    pool = pool_of(agent)
-    if args.torch_deterministic:
-        reason = "torch_deterministic=True: the kernel adds in no fixed order"
-    elif pool is not None:
-        network = network_of(agent, pool, dropout=dropout)
-        reason = fits(agent, network, weights.device) or difference(module, agent, network, args, tokens)
-    if reason is None:
-        return FusedRuns(agent, network, weights, all_args, args.minibatch_size)
+    network, reason = describe(agent, all_args, weights.device)
+    if network is not None and reason is None:
+        lanes = fused.divide(network, (len(weights), args.minibatch_size), weights.device, "GRADIENT")
+        reason = difference(module, agent, network, args, tokens, lanes)
+        if reason is None:
+            return FusedRuns(agent, network, weights, all_args, args.minibatch_size, lanes)
     if args.kernel == "fused":
         raise ValueError(f"kernel='fused': {reason}")
     print(f"kernel: torch, since {reason}")
     return None
+
+
+def describe(agent: Any, all_args: list[Any], device: torch.device) -> tuple[Network | None, str | None]:
+    """Return the network of an agent, and why the kernels do not compute it on a device, None if they do."""
+    pool = pool_of(agent)
+    if pool is None:
+        return None, "the network is not that of ppo_adapool.py"
+    network = network_of(agent, pool, dropout=any(getattr(args, "dropout", 0) > 0 for args in all_args))
+    if all_args[0].torch_deterministic:
+        return network, "torch_deterministic=True: the kernel adds in no fixed order"
+    return network, fits(agent, network, device)
 
 
 def pool_of(agent: Any) -> Pool | None:
@@ -122,15 +161,21 @@ def pool_of(agent: Any) -> Pool | None:
     return "MaxPool" if torch.equal(agent.pool(x, None), x.amax(1)) else "AvgPool"
 
 
-def difference(module: ModuleType, agent: Any, network: Network, args: Any, tokens: Tensor) -> str | None:
+def difference(
+    module: ModuleType, agent: Any, network: Network, args: Any, tokens: Tensor, lanes: Lanes | None
+) -> str | None:
     """Return how the kernels' results differ from those of the agent's file, or None if they do not.
 
     The loss is that of random actions, advantages and targets, with all its parts.
     """
+    agent = copy.deepcopy(agent)
+    for layer in agent.modules():
+        if isinstance(layer, EncoderLayer):
+            layer.narrow = False  # whose own kernels would be compiled for this one comparison
     generator = torch.Generator(tokens.device).manual_seed(0)
     tokens = tokens[torch.arange(NUM_COMPARED, device=tokens.device) % len(tokens)]
     flat = torch.cat([x.detach().flatten() for x in agent.parameters()])
-    kernels = FusedRuns(agent, network, nn.Parameter(flat[None].clone()), [args], NUM_COMPARED)
+    kernels = FusedRuns(agent, network, nn.Parameter(flat[None].clone()), [args], NUM_COMPARED, lanes)
 
     def draw(like: Tensor) -> Tensor:
         return torch.empty_like(like).normal_(generator=generator)

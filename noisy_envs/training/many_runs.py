@@ -195,6 +195,7 @@ class ManyRuns:
         self.stack = RunStack(self.members)
         self.state: EnvState = tree_map(lambda *parts: torch.cat(parts), *(member.state for member in self.members))
         self.numbers = {name: self._setting(name) for name in LOSS_SETTINGS if hasattr(self.args, name)}
+        self.envs.compile_step(Accelerator(self.args.compile, False, self.args.device).compile, self.state)
         self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
         all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
         self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)
@@ -306,14 +307,14 @@ class ManyRuns:
             iteration: number of the update.
             losses, stats: as `Run.log` takes them, (S,) each.
         """
-        table = torch.stack([x.double() for x in (*losses.values(), *stats.values())]).cpu()  # waits for the device
-        for member, column in zip(self.members, table.unbind(1), strict=True):
+        tensors = losses | stats
+        table = torch.stack([x.double() for x in tensors.values()], dim=1).tolist()  # waits for the device
+        for member, numbers in zip(self.members, table, strict=True):
             if member.error:
                 continue
-            numbers = column.unbind()
-            own = dict(zip(losses, numbers, strict=False)), dict(zip(stats, numbers[len(losses) :], strict=True))
+            own = dict(zip(tensors, numbers, strict=True))
             try:
-                values = member.run.log(self._rate(member, iteration), *own)
+                values = member.run.record_update(self._rate(member, iteration), tuple(losses), own)
             except FloatingPointError as error:
                 member.error = str(error)
             else:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ class ColumnMismatch(ValueError):
 
 class MetricsLogger:
     """Writes scalars to `metrics.csv`, TensorBoard and Weights & Biases; a resumed run continues all of them.
+
+    TensorBoard gets them at the next `flush`, which a run calls at each checkpoint.
 
     Args:
         folder: folder of the run.
@@ -44,7 +47,9 @@ class MetricsLogger:
         if self.rows:
             self._check(self.rows[0])
         write_atomically(self.path, self._text(self.rows, header=True))
-        self._board = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
+        board = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
+        self._board: Any = board  # whose `file_writer` has no types
+        self._unsent: list[tuple[dict[str, float], int, float]] = []  # values, step and time
         self._tracker = tracker
 
     def add(self, step: int, values: dict[str, float]) -> None:
@@ -52,10 +57,9 @@ class MetricsLogger:
         row = {"global_step": step, **values}
         self._check(row)
         self.rows.append(row)
-        with naming(self.path), open(self.path, "a", newline="", encoding="utf-8", opener=_open_existing) as file:
-            file.write(self._text([row], header=False))
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        with naming(self.path), open(self.path, "ab", buffering=0, opener=_open_existing) as file:
+            file.write(self._text([row], header=False).encode())
+        self._unsent.append((values, step, time.time()))
         if self._tracker is not None:
             self._tracker.log(step, values)
 
@@ -64,8 +68,23 @@ class MetricsLogger:
         rows = "\n".join(f"|{key}|{value}|" for key, value in content.items())
         self._board.add_text(name, f"|name|value|\n|-|-|\n{rows}")
 
+    def flush(self) -> None:
+        """Write the rows since the last call to TensorBoard's file, an event for each.
+
+        TensorBoard writes in a thread, and at each event the two threads wait for each other. With an event for each
+        number, this took most of the time that many runs need to log an update.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for values, *place in self._unsent:
+            scalars = [{"tag": name, "simple_value": value} for name, value in values.items()]
+            self._board.file_writer.add_summary(Summary(value=scalars), *place)
+        self._unsent.clear()
+        self._board.flush()
+
     def close(self) -> None:
         """Flush and close TensorBoard's file."""
+        self.flush()
         self._board.close()
 
     def _check(self, row: dict[str, float]) -> None:

@@ -25,7 +25,7 @@ from noisy_envs import registration
 from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_gif
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.training import distributed
+from noisy_envs.training import distributed, kernel
 from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
@@ -88,11 +88,13 @@ class Run(Accelerator):
             args: settings.
             alone: whether the run reports its progress; others train in this process, too, if it does not.
         """
-        super().__init__(args.compile, on_gpu(args) and args.cuda_graphs, args.device)
+        super().__init__(args.compile and alone, on_gpu(args) and args.cuda_graphs, args.device)
         self.module, self.args = module, args
         share = {name: getattr(args, name) // WORLD_SIZE for name in ("num_envs", "minibatch_size")}
         self.local_args = dataclasses.replace(args, **share)
         self._alone = alone
+        if alone:
+            kernel.start(module, [self.local_args])
         self.baselines = baseline_returns(args)
         self.step_size = steps_per_update(args)
         self.num_iterations = args.total_timesteps // self.step_size
@@ -120,12 +122,10 @@ class Run(Accelerator):
 
         With `like`, those of a run that trains in the same arrays, they have neither arrays nor a step of their own.
         """
-        self._envs = made = make_envs(self.local_args, like)
-        if like is None:
-            made.compile_step(self.compile)
-        else:
-            made.step = like.step  # type: ignore[method-assign]  # the compiled one
-        return made
+        self._envs = make_envs(self.local_args, like)
+        if self._alone:
+            self._envs.compile_step(self.compile, self._envs.start)
+        return self._envs
 
     def gradient(self, model: Any, loss: Loss, axis: int = 0) -> Gradient:
         """Return the gradient of an agent's loss, see `Accelerator.gradient`: by the fused kernel where it fits."""
@@ -278,7 +278,12 @@ class Run(Accelerator):
         """
         tensors = losses | stats
         numbers = distributed.mean(torch.stack([x.double() for x in tensors.values()])).tolist()
-        values = dict(zip(tensors, numbers, strict=True))
+        return self.record_update(learning_rate, tuple(losses), dict(zip(tensors, numbers, strict=True)))
+
+    def record_update(
+        self, learning_rate: float, losses: tuple[str, ...], values: dict[str, float]
+    ) -> dict[str, float]:
+        """Record an update as `log` does, from the numbers of all its tensors, of which `losses` are names."""
         if values.pop("finite") < 1:
             raise FloatingPointError(NOT_FINITE.format(self.args.env_id))
         returns, lengths, episodes = (values.pop(name) for name in ("returns", "lengths", "episodes"))
@@ -340,6 +345,8 @@ class Run(Accelerator):
         }
         if RANK == 0:
             save_checkpoint(self.folder / "checkpoint.pt", content)
+            if self._metrics is not None:
+                self._metrics.flush()
 
     @property
     def speed(self) -> float:
@@ -367,6 +374,8 @@ class Run(Accelerator):
         args, start = self.args, time.perf_counter()
         eval_agent = make_eval_agent(self.module, args, self._envs.token_spec, self._envs.action_space)
         eval_agent.load_state_dict(agent.state_dict())
+        if self._kernels is not None:  # they take any number of samples; other kernels would be compiled for these
+            eval_agent.forward = self.policy(eval_agent)
         rows = read_metrics(self.folder / "metrics.csv")
         title = f"{args.env_id}, {self.name}"
         plot_curve(self.folder / "curve.png", rows, *self.baselines, title, solved_label(args))

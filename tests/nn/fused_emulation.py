@@ -62,6 +62,7 @@ def emulate(monkeypatch, folder):
 
     monkeypatch.setattr(fused, "source", source)
     monkeypatch.setattr(fused.cuda_program, "load", load)
+    monkeypatch.setattr(fused.cuda_program, "start", load)
     monkeypatch.setattr(fused, "device_limits", lambda device: Limits(MULTIPROCESSORS, 227 * 1024))
     monkeypatch.setattr(fused._Kernels, "empty", empty)
     return check_guards

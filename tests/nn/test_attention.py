@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import noisy_envs.nn
 from noisy_envs.nn import attention
 from noisy_envs.nn.attention import COMPILE_OPTIONS, narrow_attention
 
@@ -113,7 +114,7 @@ def test_kernels_are_chosen_by_what_they_are_given(half, monkeypatch):
         return [projected.new_empty(2, 9, 4)]
 
     monkeypatch.setattr(attention, "TRITON_AVAILABLE", True)
-    monkeypatch.setattr(attention, "triton_attention", SimpleNamespace(MAX_HEAD_WIDTH=2, attend=attend), raising=False)
+    monkeypatch.setattr(noisy_envs.nn, "triton_attention", SimpleNamespace(attend=attend), raising=False)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *_, scale: query)
     # tensors of a GPU that is not there, and that torch's own attention, like `torch.autocast`, would look for
     with FakeTensorMode():

@@ -1,7 +1,9 @@
 """The fused kernels, on an emulated GPU and on a real one, are the agents' own loss and its gradient."""
 
 import dataclasses
+import functools
 import shutil
+import threading
 
 import pytest
 import torch
@@ -176,6 +178,25 @@ def test_dropout_is_the_hash_of_keys_and_index():
     many = hashed_masks(keys, (2, 500, 10, 8), rate).float()
     assert abs(many.mean() - 0.7) < 0.01
     assert hashed_masks(keys, (1, 2, 3, 3), 0.0).all()
+
+
+def test_code_is_compiled_in_a_thread_and_once(monkeypatch, tmp_path):
+    threads = []
+
+    def compile(source, architecture):
+        threads.append(threading.current_thread())
+        return f"{source} for {architecture}".encode()
+
+    monkeypatch.setenv("NOISY_ENVS_CACHE", str(tmp_path))
+    monkeypatch.setattr(cuda_program, "_compile", compile)
+    monkeypatch.setattr(cuda_program, "_nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(cuda_program, "_start", functools.cache(cuda_program._start.__wrapped__))
+    monkeypatch.setattr(cuda_program, "Program", lambda code, device: code)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda_program.start("a", torch.device("cuda"))
+    for index in (0, 1):
+        assert cuda_program.load("a", torch.device("cuda", index)) == b"a for sm_90"
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_compiled_code_is_kept_and_a_damaged_file_is_compiled_again(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
+import noisy_envs.nn
 from noisy_envs.nn import small_layers
 from noisy_envs.nn.small_layers import LayerNorm, Linear, linear
 
@@ -46,9 +47,9 @@ def used(monkeypatch):
     def kernel(name):
         return SimpleNamespace(apply=lambda inputs, *_: used.append(name) or inputs)
 
-    kernels = SimpleNamespace(MAX_WIDTH=64, Linear=kernel("linear"), LayerNorm=kernel("norm"))
+    kernels = SimpleNamespace(Linear=kernel("linear"), LayerNorm=kernel("norm"))
     monkeypatch.setattr(small_layers, "TRITON_AVAILABLE", True)
-    monkeypatch.setattr(small_layers, "triton_layers", kernels, raising=False)
+    monkeypatch.setattr(noisy_envs.nn, "triton_layers", kernels, raising=False)
     compile_here(monkeypatch, True)
     # torch's own would look for the GPU that is not there
     monkeypatch.setattr(F, "linear", lambda inputs, *_: used.append("torch's linear") or inputs)

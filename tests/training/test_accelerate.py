@@ -1,8 +1,12 @@
 """Compiled training is plain training, and compiles once."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
+from helpers import ROOT
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tyro")
@@ -55,3 +59,14 @@ def test_a_compiled_policy_follows_the_weights_and_is_compiled_once(tmp_path, mo
         plain.load_state_dict(run.agent.state_dict())
         torch.testing.assert_close(samples.parameters, plain(samples.tokens)[0], rtol=0, atol=1e-4)
     run.close()
+
+
+@pytest.mark.parametrize("program", ["ppo_adapool", "many_runs", "compare"])
+def test_a_start_does_not_wait_for_what_may_not_be_needed(program, tmp_path):
+    (tmp_path / "triton.py").touch()  # the CPU-only build of torch comes without it
+    slow = "torch._dynamo torch._inductor triton cuda matplotlib pygame PIL tensorboard pettingzoo ray wandb"
+    code = f"import sys, {program}; print(set('{slow}'.split()) & set(sys.modules))"
+    paths = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "agents")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"

@@ -544,6 +544,28 @@ def test_runs_in_one_process(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("4 runs, 4 already finished")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-- --device cuda", (True, 4)),
+        ("--jobs 2 -- --device=cuda:1 --dropout 0", (True, 2)),
+        ("--no-together -- --device cuda", (False, 1)),
+        ("--no-together --jobs 3 -- --device cuda", (False, 3)),
+        ("-- --device cpu", (False, 1)),
+        ("--together", (True, 1)),
+        ("-- --device cuda --track", (False, 1)),
+        ("--env-ids CartPole-v1 -- --device cuda", (False, 1)),
+        ("--agents-dir MINE -- --device cuda", (False, 1)),
+        ("--agents-dir MINE --together -- --device cuda", (True, 4)),
+        ("--ray -- --device cuda", (True, 4)),
+    ],
+)
+def test_runs_on_a_gpu_share_processes(words, expected, field, monkeypatch):
+    monkeypatch.setattr(compare, "find_spec", lambda name: name)  # Ray need not be installed
+    args, _ = compare.parse(words.replace("MINE", str(field.folder)).split())
+    assert (args.together, args.jobs) == expected
+
+
 @pytest.mark.parametrize(("options", "sizes"), [({}, [12]), ({"jobs": 2}, [6, 6]), ({"ray": True}, [3, 3, 3, 3])])
 def test_processes_share_the_runs(field, options, sizes):
     args, _ = compare.parse(field.arguments())

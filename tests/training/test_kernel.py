@@ -22,7 +22,7 @@ del sys.path[:2]
 from noisy_envs.nn import fused, transformer  # noqa: E402
 from noisy_envs.nn.fused_source import unsupported  # noqa: E402
 from noisy_envs.training import kernel  # noqa: E402
-from noisy_envs.training.checkpoint import load_checkpoint  # noqa: E402
+from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
 from noisy_envs.training.envs import make_envs  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
@@ -43,7 +43,7 @@ GAMES = {
 @pytest.fixture
 def emulated(monkeypatch, tmp_path):
     """Put an emulated GPU in the place of a real one, and let dropout follow from a hash as there."""
-    folder, programs = tmp_path / "kernels", {}
+    folder, programs, started = tmp_path / "kernels", {}, set()
     folder.mkdir()
     check_guards = emulate(monkeypatch, folder)
     compile_source = fused.cuda_program.load
@@ -54,10 +54,12 @@ def emulated(monkeypatch, tmp_path):
         return programs[text]
 
     monkeypatch.setattr(fused.cuda_program, "load", load)
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: started.add(text))
     monkeypatch.setattr(kernel, "fits", lambda agent, network, device: unsupported(agent, network))
     monkeypatch.setattr(transformer.TransformerEncoder, "hash_dropout", True)  # by torch, too
     yield programs
     check_guards()
+    assert started <= programs.keys()  # nothing was compiled in vain
 
 
 def train(folder, *words, head="adapool", module=None):
@@ -87,13 +89,21 @@ def assert_close(found, expected):
     [("adapool", "SimpleCentroid-v0"), ("clstoken", "SimpleTag-v0")],
     [(head, game) for head in ("adapool", "avgpool", "clstoken", "maxpool") for game in GAMES],
 )
-def test_training_with_the_kernels_is_training_by_torch(head, game, emulated, tmp_path):
+def test_training_with_the_kernels_is_training_by_torch(head, game, emulated, monkeypatch, tmp_path):
     words = ["--env-id", f"noisy_envs/{game}", "--dropout", "0.2", *GAMES[game]]
-    plain, _ = train(tmp_path / "torch", *words, "--kernel", "torch", head=head)
+    plain, reference = train(tmp_path / "torch", *words, "--kernel", "torch", head=head)
     assert not emulated
-    fused, folder = train(tmp_path / "fused", *words, "--kernel", "fused", head=head)
-    assert emulated
-    assert_close(fused, plain)
+    began, sizes, policy = [], [], kernel.FusedRuns.policy
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: began.append(text))
+    monkeypatch.setattr(
+        kernel.FusedRuns, "policy", lambda runs, tokens: sizes.append(tokens.shape[1]) or policy(runs, tokens)
+    )
+    rows, folder = train(tmp_path / "fused", *words, "--kernel", "fused", head=head)
+    assert began == list(emulated)  # in a thread, while the environments are made
+    assert_close(rows, plain)
+    assert sizes[-1] == 2  # the episodes of the evaluation
+    returns = [read_summary(path / "summary.json")["return"] for path in (folder, reference)]
+    assert returns[0] == pytest.approx(returns[1], rel=1e-3)
     main(load_agent(head), ["--evaluate", str(folder), "--run-dir", str(tmp_path / "evaluation")])
 
 
@@ -119,6 +129,18 @@ def test_many_runs_with_the_kernels_are_runs_alone(emulated, tmp_path):
     for i, run in enumerate(found):
         expected, _ = train(tmp_path / f"alone-{i}", *own[i].split(), "--kernel", "torch", head="avgpool")
         assert_close(rows_of(run.folder), expected)
+
+
+def test_the_kernels_of_the_next_group_are_compiled_while_one_trains(emulated, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(fused.cuda_program, "start", lambda text, device: seen.append(text))
+    monkeypatch.setattr(many_runs, "run_group", lambda module, settings: seen.append(settings[0].num_noise) or ([], []))
+    words = [word for word in SMALL if word != "--no-capture-video"]
+    words += ["--total-timesteps", "32", "--kernel", "fused"]
+    args = many_runs.Args(out=tmp_path, seeds=(1, 2), vary=("num_noise=0,1,2",))
+    assert not many_runs.run_all(many_runs.plan(args, words))
+    first, second, third = dict.fromkeys(x for x in seen if isinstance(x, str))
+    assert seen == [first, second, (0,), second, third, (1,), third, (2,)]
 
 
 def changed_loss(module):

@@ -26,6 +26,7 @@ from store_training import double_precision  # noqa: E402
 del sys.path[:2]
 
 from noisy_envs.training import accelerate  # noqa: E402
+from noisy_envs.training import envs as environments  # noqa: E402
 from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
 from noisy_envs.training.files import lock_folder  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
@@ -151,6 +152,25 @@ def test_the_layout_of_compiled_agents_changes_nothing(tmp_path):
         many_runs.run_group(module, settings(module, tmp_path / option, f"{OWN[1]} {option}"))
         found.append(metrics(folder_of(tmp_path / option / "0")))
     assert found[0] == [pytest.approx(row, rel=1e-9, nan_ok=True) for row in found[1]]
+
+
+def test_the_step_of_all_environments_is_compiled_at_once(tmp_path, monkeypatch):
+    module, found, compiled = double("adapool"), [], []
+
+    def compiler(accelerator, function):
+        def step(state, action):
+            compiled.append(len(state.tokens))
+            return function(state, action)
+
+        return step if accelerator._compile else function
+
+    for on_gpu in (False, True):
+        monkeypatch.setattr(environments, "on_gpu", lambda args, answer=on_gpu: answer)
+        monkeypatch.setattr(accelerate.Accelerator, "compile", compiler)
+        many_runs.run_group(module, settings(module, tmp_path / str(on_gpu), *(f"{own} --compile" for own in OWN)))
+        found.append(metrics(folder_of(tmp_path / str(on_gpu) / "0")))
+    assert str(found[0]) == str(found[1])  # NaN is not equal to itself
+    assert compiled == [2 * 4] * (1 + 3 * 16)  # once before training, then each step of the rollouts
 
 
 def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def frames(count=3, height=15, width=17):
 def no_board(monkeypatch):
     """Spare TensorBoard's files, where many runs are opened."""
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
-    board = SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    writer = SimpleNamespace(add_summary=lambda *_: None)
+    board = SimpleNamespace(file_writer=writer, flush=lambda: None, close=lambda: None)
     monkeypatch.setattr(tensorboard, "SummaryWriter", lambda *_, **__: board)
 
 
@@ -106,6 +107,20 @@ def test_columns_stay_the_same(tmp_path):
     assert metrics.path.read_bytes() == whole
 
 
+def test_tensorboard_gets_all_rows_at_a_checkpoint(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    metrics, before = MetricsLogger(tmp_path, NAMES), time.time()
+    for row in ROWS[:2]:
+        metrics.add(row["global_step"], {name: row[name] for name in NAMES})
+    after = time.time()
+    metrics.flush()  # a kill would come here
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars(NAMES[1])
+    assert [event.step for event in events] == [64, 128] and all(before <= x.wall_time <= after for x in events)
+    metrics.close()
+
+
 def test_tensorboard_forgets_what_is_played_again(tmp_path):
     pytest.importorskip("torch.utils.tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -114,9 +129,10 @@ def test_tensorboard_forgets_what_is_played_again(tmp_path):
     newer = [{**row, NAMES[1]: -1.0} for row in ROWS[2:3]]
     time.sleep(1)  # files of one second are read in the order of their names, "10" before "9"
     written(tmp_path, newer, resume_at=128)
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars(NAMES[1])
-    assert [event.step for event in events] == [64, 128, 192]
-    assert [event.value for event in events] == pytest.approx([0.1234, 0.0617, -1.0])
+    found = EventAccumulator(str(tmp_path)).Reload()
+    for name, values in zip(NAMES, ([np.nan, -1e-7, 2.5], [0.1234, 0.0617, -1.0]), strict=True):
+        assert [event.step for event in found.Scalars(name)] == [64, 128, 192]
+        assert [event.value for event in found.Scalars(name)] == pytest.approx(values, nan_ok=True)
 
 
 def test_a_checkpoint_is_found_in_the_folder_of_a_run_and_in_the_folder_of_the_only_run(tmp_path):
