@@ -286,11 +286,12 @@ def update(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Learn from the samples for several epochs; return means of the parts of the loss, and of the gradient norm."""
     log, coefficient = [], samples.target.new_full((), kl_coef)
+    weights = list(agent.parameters())  # looked up once, for it takes long
     for _ in range(args.update_epochs):
         for batch in minibatches(samples, args.minibatch_size, generator):
             keep = agent.dropout_masks(args.minibatch_size, generator) if args.dropout else None
             losses = gradient(batch, keep, coefficient)  # leaves the gradients in the weights' `grad`
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
             optimizer.step()
             log.append(torch.stack([*losses.values(), norm]))
     return dict(zip((*losses, "grad_norm"), torch.stack(log).mean(0), strict=True))

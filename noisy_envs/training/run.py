@@ -148,7 +148,7 @@ class Run(Accelerator):
                 distributed.average_gradients(model)
             return {name: part[0] for name, part in parts.items()}
 
-        return gradient
+        return self.record(gradient)
 
     def policy(self, agent: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return the agent as a function of tokens (R, N, D): compiled, or the fused kernel that `gradient` took."""

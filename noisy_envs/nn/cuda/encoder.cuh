@@ -493,7 +493,7 @@ DEVICE void feedforward(
     layer_norm(weights + LayerAt::NORM_FEEDFORWARD, x, n);
     const Padded bias = load_vector(weights + LayerAt::SECOND_BIAS);
     EACH(r, R) EACH(c, WIDTH) change[r][c] = DROPS ? bias.v[c] : x[r][c] + bias.v[c];
-#pragma unroll 2
+#pragma unroll 4
     for (int unit = 0; unit < HIDDEN; unit++) {
         const Padded first = load_vector(weights + LayerAt::FIRST + unit * PAD),
                      second = load_vector(weights + LayerAt::SECOND + unit * PAD);
