@@ -32,7 +32,7 @@ ENVIRONMENTS = (
 SMALL = ["--device", DEVICE, "--num-envs", "8", "--num-steps", "16", "--update-epochs", "2", "--minibatch-size", "64"]
 SMALL += ["--num-layers", "1", "--dropout", "0", "--total-timesteps", "256", "--no-anneal-lr", "--eval-episodes", "4"]
 SMALL += ["--no-capture-video"]
-PLAIN = ["--no-compile", "--no-cuda-graphs"]
+PLAIN = ["--no-compile", "--no-cuda-graphs", "--kernel", "torch"]
 TIMES = {"charts/SPS"}
 
 
@@ -46,20 +46,23 @@ def train(agent, folder, *words):
 
 @pytest.mark.parametrize(("head", "env_id"), list(zip(HEADS, ENVIRONMENTS, strict=True)))
 def test_compiled_and_recorded_training_is_plain_training(head, env_id, tmp_path):
+    """By torch, and by the fused kernels where they fit."""
     agent = load_agent(head)
     (plain, *_), _ = train(agent, tmp_path / "plain", "--env-id", env_id, *PLAIN)
-    (fast, *_), _ = train(agent, tmp_path / "fast", "--env-id", env_id, "--compile")
-    for name, value in plain.items():
-        assert fast[name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
+    for kernel in ("torch", "auto"):
+        (fast, *_), _ = train(agent, tmp_path / kernel, "--env-id", env_id, "--compile", "--kernel", kernel)
+        for name, value in plain.items():
+            assert fast[name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), (kernel, name)
 
 
+@pytest.mark.parametrize("kernel", ["torch", "auto"])
 @pytest.mark.parametrize(("head", "env_id"), list(zip(HEADS, ENVIRONMENTS[:3], strict=False)))
-def test_a_run_among_others_is_the_run_alone(head, env_id, tmp_path):
+def test_a_run_among_others_is_the_run_alone(head, env_id, kernel, tmp_path):
     sys.path.insert(0, str(ROOT / "agents"))
     import many_runs
 
     agent, seeds = load_agent(head), ("1", "2")
-    words = [*SMALL, "--env-id", env_id, "--dropout", "0.1", "--no-compile"]
+    words = [*SMALL, "--env-id", env_id, "--dropout", "0.1", "--no-compile", "--kernel", kernel]
     together = [parse(agent, [*words, "--seed", seed, "--run-dir", str(tmp_path / "together")]) for seed in seeds]
     found, failures = many_runs.run_group(agent, together)
     assert not failures
