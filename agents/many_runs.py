@@ -133,12 +133,14 @@ def make_loss(module: ModuleType, runs: ManyRuns) -> Callable[..., tuple[Tensor,
 
 def update(runs: ManyRuns, gradient: Gradient, samples: Any, iteration: int) -> dict[str, Tensor]:
     """Learn from samples (S, M, ...) for several epochs; return what the agents' `update` does, (S,) each."""
-    log, coefficients = [], runs.kl_coefs()
-    for _ in range(runs.args.update_epochs):
-        for batch in runs.minibatches(samples):
-            losses = gradient(batch, runs.dropout_masks(), coefficients)
-            log.append(torch.stack([*losses.values(), runs.step(iteration)]))
-    return dict(zip((*losses, "grad_norm"), torch.stack(log).mean(0), strict=True))
+    log, counts, coefficients = [], [], runs.kl_coefs()
+    for batch in runs.minibatches(samples):
+        losses = gradient(batch, runs.dropout_masks(), coefficients)
+        norms, counted = runs.step(iteration, losses["approx_kl"])  # a run may have ended its update before the others
+        log.append(torch.stack([*losses.values(), norms]).where(counted, 0.0))
+        counts.append(counted)
+    means = torch.stack(log).sum(0) / torch.stack(counts).sum(0)
+    return dict(zip((*losses, "grad_norm"), means, strict=True))
 
 
 def train(module: ModuleType, runs: ManyRuns) -> None:

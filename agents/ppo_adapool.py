@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +59,22 @@ class Args(RunArgs):
     """dropout after each feed-forward network, in updates only"""
     init_std: float = 0.1
     """standard deviation of the initial weights"""
+    scale_residuals: bool = True
+    """initial weights that end a residual branch are smaller by the root of twice the number of layers, as in GPT-2"""
+    class_token_init: Literal["normal", "uniform"] = "normal"
+    """initial class token: Normal(0, init_std), or uniform between 0 and 1"""
+    query_vector: Literal["none", "adapool", "all"] = "none"
+    """heads with two learned vectors before the encoder: one added to the agent's own token, one to all others"""
     attention_scale: AttentionScale = "head"
     """divide attention scores by the root of the "head" width, or of the "embed" width as in the authors' code"""
     log_std_min: float = -2.0
     """lower bound of the log standard deviation of continuous actions"""
     log_std_max: float = 0.5
     """upper bound of the log standard deviation of continuous actions"""
+    bounded_means: bool = False
+    """means of continuous actions pass through tanh"""
+    normalize_actions: bool = False
+    """the policy's -1 and 1 stand for the bounds of continuous actions"""
 
     total_timesteps: int = 262_144
     """environment steps of all controlled agents; may grow with --resume unless the learning rate is annealed"""
@@ -76,6 +86,8 @@ class Args(RunArgs):
     """initial learning rate of Adam"""
     anneal_lr: bool = True
     """decay the learning rate linearly to zero"""
+    adam_eps: float = 1e-5
+    """Adam's epsilon"""
     gamma: float = 0.9
     """discount factor"""
     gae_lambda: float = 0.9
@@ -86,6 +98,8 @@ class Args(RunArgs):
     """samples per gradient step; must divide the samples of a rollout"""
     clip_coef: float = 0.2
     """clipping range of the probability ratio"""
+    dual_clip: float = 0.0
+    """bound of the ratio where the advantage is negative (Ye et al. 2020), above 1; 0 for none"""
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
@@ -94,6 +108,8 @@ class Args(RunArgs):
     """initial coefficient of the adaptive KL penalty; 0 disables it"""
     kl_target: float = 0.01
     """target of the KL divergence of an update"""
+    max_kl: float = 0.0
+    """KL divergence at which an update takes no further gradient step; 0 for none"""
     max_grad_norm: float = 1.0
     """maximum norm of the gradient"""
 
@@ -105,7 +121,7 @@ class PoolingHead(nn.Module):
     `noisy_envs.nn.pooling.AdaPool` is the general version.
     """
 
-    num_extra_tokens = 0
+    num_extra_tokens, has_query = 0, True
 
     def __init__(self, args: Args, query_index: int, generator: torch.Generator) -> None:
         """Draw the weights; `query_index` is the row of the agent's own token."""
@@ -114,7 +130,7 @@ class PoolingHead(nn.Module):
         self.scale = (args.embed_dim / (args.num_heads if args.attention_scale == "head" else 1)) ** -0.5
         dims = args.embed_dim, args.embed_dim
         self.query, self.key, self.value, self.output = (nn.Linear(*dims, bias=False) for _ in range(4))
-        init_weights(self, args.init_std, args.num_layers, generator)
+        init_weights(self, args.init_std, args.num_layers if args.scale_residuals else None, generator)
 
     def extend(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what the encoder reads: tokens (R, N, H) and mask (R, N), here unchanged."""
@@ -147,7 +163,10 @@ class Agent(nn.Module):
         """Make the network for the tokens and actions of an environment, on the CPU."""
         super().__init__()
         self.spec, dim, features = spec, args.embed_dim, spec.num_features
-        self.distribution = make_distribution(action_space, args.log_std_min, args.log_std_max)
+        self.distribution = make_distribution(
+            action_space, args.log_std_min, args.log_std_max,
+            bounded=args.bounded_means, normalize=args.normalize_actions,
+        )  # fmt: skip
         if spec.roles:  # the last feature is a category
             self.role = nn.Embedding(1 + max(spec.roles.values()), args.role_dim)
             features += args.role_dim - 1
@@ -159,7 +178,10 @@ class Agent(nn.Module):
         self.actor = mlp(dim, args.mlp_dim, args.mlp_dim, self.distribution.num_parameters)
         self.critic = mlp(dim, args.mlp_dim, args.mlp_dim, 1)
         generator = torch.Generator().manual_seed(args.seed)
-        init_weights(self, args.init_std, args.num_layers, generator)
+        init_weights(self, args.init_std, args.num_layers if args.scale_residuals else None, generator)
+        self.query_vector: nn.Parameter | None = None
+        if args.query_vector == "all" or (args.query_vector == "adapool" and PoolingHead.has_query):
+            self.query_vector = nn.Parameter(torch.empty(2, dim).normal_(0.0, args.init_std, generator=generator))
         self.pool = PoolingHead(args, spec.query_index, generator)  # last: agents of one seed share all other weights
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -170,7 +192,11 @@ class Agent(nn.Module):
         if self.spec.roles:
             role = self.role(tokens[..., -1].long().clamp(min=0))
             tokens = torch.cat([tokens[..., :-1], role], dim=-1)
-        extended: tuple[Tensor, Tensor | None] = self.pool.extend(self.project(tokens), mask)
+        x = self.project(tokens)
+        if self.query_vector is not None:
+            other = torch.arange(x.shape[1], device=x.device) != self.spec.query_index
+            x = x + torch.where(other[:, None], self.query_vector[1], self.query_vector[0])
+        extended: tuple[Tensor, Tensor | None] = self.pool.extend(x, mask)
         return extended
 
     def forward(
@@ -285,7 +311,11 @@ def ppo_loss(
     parameters, value = agent(samples.tokens, keep, args.dropout)
     ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(samples.advantage * ratio, samples.advantage * clipped).mean()
+    objective = torch.min(samples.advantage * ratio, samples.advantage * clipped)
+    if args.dual_clip:
+        bound = args.dual_clip * samples.advantage
+        objective = torch.where(samples.advantage < 0, torch.max(objective, bound), objective)
+    policy_loss = -objective.mean()
     value_loss = (value - samples.target).square().mean()
     entropy = agent.distribution.entropy(parameters).mean()
     kl = agent.distribution.kl(samples.parameters, parameters).mean()
@@ -301,19 +331,21 @@ def update(
     """Learn from the samples for several epochs; return means of the parts of the loss, and of the gradient norm."""
     log, coefficient = [], samples.target.new_full((), kl_coef)
     weights = list(agent.parameters())  # looked up once, for it takes long
-    for _ in range(args.update_epochs):
-        for batch in minibatches(samples, args.minibatch_size, generator):
-            keep = agent.dropout_masks(args.minibatch_size, generator) if args.dropout else None
-            losses = gradient(batch, keep, coefficient)  # leaves the gradients in the weights' `grad`
-            norm = nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
-            optimizer.step()
-            log.append(torch.stack([*losses.values(), norm]))
+    batches = (x for _ in range(args.update_epochs) for x in minibatches(samples, args.minibatch_size, generator))
+    for batch in batches:
+        keep = agent.dropout_masks(args.minibatch_size, generator) if args.dropout else None
+        losses = gradient(batch, keep, coefficient)  # leaves the gradients in the weights' `grad`
+        norm = nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+        log.append(torch.stack([*losses.values(), norm]))
+        if args.max_kl and distributed.mean(losses["approx_kl"]) > args.max_kl:
+            break
+        optimizer.step()
     return dict(zip((*losses, "grad_norm"), torch.stack(log).mean(0), strict=True))
 
 
 def make_optimizer(args: Args, agent: Agent) -> torch.optim.Adam:
     """Make the optimizer; `update` uses one learning rate for all weights."""
-    return torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    return torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
 
 
 def learning_rate(args: Args, done: float) -> float:

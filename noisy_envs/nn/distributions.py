@@ -43,15 +43,37 @@ class Distribution(Protocol):
 class Gaussian:
     """Independent normal distributions of A numbers; the parameters are means and log standard deviations, P = 2 A."""
 
-    def __init__(self, num_actions: int, log_std_min: float = -20.0, log_std_max: float = 2.0) -> None:
-        """Set the number of actions and the bounds of the log standard deviations."""
+    def __init__(
+        self,
+        num_actions: int,
+        log_std_min: float = -20.0,
+        log_std_max: float = 2.0,
+        *,
+        bounded: bool = False,
+        center: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        """Set what actions follow from parameters.
+
+        Args:
+            num_actions: A.
+            log_std_min: lower bound of the log standard deviations, before they are scaled.
+            log_std_max: upper bound.
+            bounded: whether means pass through tanh, before they are scaled.
+            center: action that a mean of 0 stands for.
+            scale: distance of the action that a mean of 1 stands for.
+        """
         self.num_actions, self.num_parameters = num_actions, 2 * num_actions
         self.log_std_min, self.log_std_max = log_std_min, log_std_max
+        self.bounded, self.center, self.scale = bounded, center, scale
 
     def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Split parameters (..., 2 A) into means and log standard deviations, (..., A) each."""
+        """Return means and log standard deviations, (..., A) each, of parameters (..., 2 A)."""
         mean, log_std = parameters.chunk(2, dim=-1)
-        return mean, log_std.clamp(self.log_std_min, self.log_std_max)
+        mean, log_std = mean.tanh() if self.bounded else mean, log_std.clamp(self.log_std_min, self.log_std_max)
+        if (self.center, self.scale) == (0.0, 1.0):
+            return mean, log_std
+        return self.center + self.scale * mean, log_std + math.log(self.scale)
 
     def noise(self, shape: tuple[int, ...], device: str, generator: torch.Generator) -> Tensor:
         """Draw standard normal numbers (*shape, A)."""
@@ -123,8 +145,28 @@ class Categorical:
         return (old_logs.exp() * (old_logs - new_logs)).sum(-1)
 
 
-def make_distribution(action_space: Any, log_std_min: float, log_std_max: float) -> Distribution:
-    """Return a Gaussian for a Box, a Categorical for a Discrete space or a MultiDiscrete one of equal parts."""
-    if isinstance(action_space, spaces.Box):
-        return Gaussian(action_space.shape[-1], log_std_min, log_std_max)
-    return Categorical(int(action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec[-1]))
+def make_distribution(
+    action_space: Any, log_std_min: float, log_std_max: float, *, bounded: bool = False, normalize: bool = False
+) -> Distribution:
+    """Return a Gaussian for a Box, a Categorical for a Discrete space or a MultiDiscrete one of equal parts.
+
+    Args:
+        action_space: of one agent.
+        log_std_min: lower bound of a Gaussian's log standard deviations.
+        log_std_max: upper bound.
+        bounded: whether a Gaussian's means pass through tanh.
+        normalize: whether a Gaussian's means of -1 and 1 stand for the bounds of the box.
+
+    Raises:
+        ValueError: `normalize`, and the bounds of the box are infinite, or not the same for all actions.
+    """
+    if not isinstance(action_space, spaces.Box):
+        return Categorical(int(action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec[-1]))
+    center, scale = 0.0, 1.0
+    if normalize:
+        low, high = float(action_space.low.min()), float(action_space.high.max())
+        if not ((action_space.low == low).all() and (action_space.high == high).all() and math.isfinite(high - low)):
+            raise ValueError(f"normalize_actions=True: expected actions of equal, finite bounds, got {action_space}")
+        center, scale = (low + high) / 2, (high - low) / 2
+    num_actions = action_space.shape[-1]
+    return Gaussian(num_actions, log_std_min, log_std_max, bounded=bounded, center=center, scale=scale)

@@ -62,6 +62,8 @@ class Network:
         log_std_min: lower bound of the log standard deviations; not used by discrete actions.
         log_std_max: upper bound.
         tanh: whether the means of continuous actions are the hyperbolic tangents of their parameters.
+        action_center: continuous action that a mean of 0 stands for.
+        action_scale: distance of the action that a mean of 1 stands for.
         dual_clip: whether the objective of negative advantages is bounded below (Ye et al. 2020).
         dropout: whether numbers are dropped after each feed-forward network.
         query_vector: whether learned vectors are added to the query's token and to all others.
@@ -84,6 +86,8 @@ class Network:
     log_std_min: float
     log_std_max: float
     tanh: bool = False
+    action_center: float = 0.0
+    action_scale: float = 1.0
     dual_clip: bool = False
     dropout: bool = True
     query_vector: bool = False
@@ -118,9 +122,7 @@ class Lanes:
         return 32 // self.lanes
 
 
-def network_of(
-    agent: Any, pool: Pool, *, dropout: bool, dual_clip: bool = False, tanh: bool = False, query_vector: bool = False
-) -> Network:
+def network_of(agent: Any, pool: Pool, *, dropout: bool, dual_clip: bool = False) -> Network:
     """Describe an agent of agents/ppo_*.py, whose pooling head is `pool`; see `unsupported` for what is allowed."""
     check_choice("pool", pool, tuple(POOLS))
     spec, encoder, distribution = agent.spec, agent.encoder, agent.distribution
@@ -143,10 +145,12 @@ def network_of(
         num_actions=distribution.num_actions,
         log_std_min=distribution.log_std_min if gaussian else 0.0,
         log_std_max=distribution.log_std_max if gaussian else 0.0,
-        tanh=tanh,
+        tanh=gaussian and distribution.bounded,
+        action_center=distribution.center if gaussian else 0.0,
+        action_scale=distribution.scale if gaussian else 1.0,
         dual_clip=dual_clip,
         dropout=dropout,
-        query_vector=query_vector,
+        query_vector=agent.query_vector is not None,
     )
 
 
@@ -389,6 +393,9 @@ def constants(network: Network, lanes: Lanes, offsets: dict[str, int]) -> str:
         "SCORE_SCALE": network.scale,
         "LOG_STD_MIN": network.log_std_min,
         "LOG_STD_MAX": network.log_std_max,
+        "ACTION_CENTER": network.action_center,
+        "ACTION_SCALE": network.action_scale,
+        "LOG_ACTION_SCALE": math.log(network.action_scale),
     }
     lines = [f"constexpr int {name} = {value};" for name, value in integers.items()]
     lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()]

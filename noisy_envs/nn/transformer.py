@@ -199,20 +199,20 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def init_weights(module: nn.Module, std: float, num_layers: int, generator: torch.Generator) -> None:
+def init_weights(module: nn.Module, std: float, num_layers: int | None, generator: torch.Generator) -> None:
     """Draw matrices from Normal(0, std), and set biases to 0.
 
-    Projections that end a residual branch, named `output`, get `residual_std`.
+    Projections that end a residual branch, named `output`, get `residual_std`, unless `num_layers` is None.
 
     Args:
         module: module whose matrices are drawn; vectors such as those of LayerNorm are not changed.
         std: standard deviation.
-        num_layers: layers of the encoder.
+        num_layers: layers of the encoder, or None.
         generator: a CPU generator.
     """
     for name, weight in module.named_parameters():
         if weight.dim() > 1:
-            residual = name.endswith("output.weight")
-            nn.init.normal_(weight, 0.0, residual_std(std, num_layers) if residual else std, generator)
+            own_std = residual_std(std, num_layers) if num_layers and name.endswith("output.weight") else std
+            nn.init.normal_(weight, 0.0, own_std, generator)
         elif name.endswith("bias"):
             nn.init.zeros_(weight)

@@ -25,6 +25,8 @@ from noisy_envs.training.envs import env_kwargs, make_vec
 from noisy_envs.training.evaluation import make_eval_agent
 
 NUM_COMPARED = 64  # samples
+SAMPLES = "tokens", "action", "parameters", "log_prob", "advantage", "target"
+COMPARED = {"ent_coef": 0.37, "vf_coef": 0.61}  # settings that may be 0, in which case parts of the loss go unseen
 TOLERANCE = 1e-3  # of a tensor's largest number; the kernels and torch differ by some 1e-5
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
@@ -101,7 +103,7 @@ def start(module: ModuleType, all_args: list[Any]) -> None:
     agent = make_eval_agent(module, on_cpu, envs.token_spec, envs.single_action_space)
     envs.close()
     device = torch.device(args.device)
-    network, reason = describe(agent, all_args, device)
+    network, reason = describe(module, agent, all_args, device)
     if network is not None and reason is None:
         shape = len(all_args), args.minibatch_size
         fused.start(network, weight_offsets(network, agent.named_parameters()), shape, device)
@@ -125,7 +127,7 @@ def make_fused(
     args = all_args[0]
     if not wants_kernels(args):
         return None
-    network, reason = describe(agent, all_args, weights.device)
+    network, reason = describe(module, agent, all_args, weights.device)
     if network is not None and reason is None:
         lanes = fused.divide(network, (len(weights), args.minibatch_size), weights.device, "GRADIENT")
         reason = difference(module, agent, network, args, tokens, lanes)
@@ -137,12 +139,17 @@ def make_fused(
     return None
 
 
-def describe(agent: Any, all_args: list[Any], device: torch.device) -> tuple[Network | None, str | None]:
+def describe(
+    module: ModuleType, agent: Any, all_args: list[Any], device: torch.device
+) -> tuple[Network | None, str | None]:
     """Return the network of an agent, and why the kernels do not compute it on a device, None if they do."""
     pool = pool_of(agent)
     if pool is None:
         return None, "the network is not that of ppo_adapool.py"
-    network = network_of(agent, pool, dropout=any(getattr(args, "dropout", 0) > 0 for args in all_args))
+    if module.Samples._fields != SAMPLES:
+        return None, f"Samples has the fields {', '.join(module.Samples._fields)}, in the kernel {', '.join(SAMPLES)}"
+    dropout, dual_clip = (any(getattr(args, name, 0) > 0 for args in all_args) for name in ("dropout", "dual_clip"))
+    network = network_of(agent, pool, dropout=dropout, dual_clip=dual_clip)
     if all_args[0].torch_deterministic:
         return network, "torch_deterministic=True: the kernel adds in no fixed order"
     return network, fits(agent, network, device)
@@ -150,7 +157,7 @@ def describe(agent: Any, all_args: list[Any], device: torch.device) -> tuple[Net
 
 def pool_of(agent: Any) -> Pool | None:
     """Return which pooling head an agent of this package's network seems to have, None for another network."""
-    if not all(hasattr(agent, name) for name in ("spec", "encoder", "distribution", "project", "pool")):
+    if not all(hasattr(agent, name) for name in ("spec", "encoder", "distribution", "project", "pool", "query_vector")):
         return None
     if not hasattr(agent.encoder, "layers"):
         return None
@@ -166,8 +173,10 @@ def difference(
 ) -> str | None:
     """Return how the kernels' results differ from those of the agent's file, or None if they do not.
 
-    The loss is that of random actions, advantages and targets, with all its parts.
+    All parts of the loss have weights here, and samples are of all kinds: ratios from tiny to large, large advantages
+    and targets. So a loss that differs in rare cases, or for other settings only, is found too.
     """
+    args = dataclasses.replace(args, **{name: x for name, x in COMPARED.items() if hasattr(args, name)})
     agent = copy.deepcopy(agent)
     for layer in agent.modules():
         if isinstance(layer, EncoderLayer):
@@ -177,16 +186,20 @@ def difference(
     flat = torch.cat([x.detach().flatten() for x in agent.parameters()])
     kernels = FusedRuns(agent, network, nn.Parameter(flat[None].clone()), [args], NUM_COMPARED, lanes)
 
+    spread = torch.logspace(-2, 1, NUM_COMPARED, device=tokens.device)  # of the samples, from small to large
+
     def draw(like: Tensor) -> Tensor:
         return torch.empty_like(like).normal_(generator=generator)
 
     with torch.no_grad():
         parameters, value = agent(tokens)
         found = [x[0] for x in kernels.policy(tokens[None])]
-        old = parameters + 0.1 * draw(parameters)
+        old = parameters + spread[:, None].clamp(max=1) * draw(parameters)
         action = agent.distribution.sample(old, agent.distribution.noise((NUM_COMPARED,), args.device, generator))
         log_prob = agent.distribution.log_prob(old, action)
-    samples = module.Samples(tokens, action, old, log_prob, draw(value), draw(value))
+    order = torch.randperm(NUM_COMPARED, generator=generator, device=tokens.device)  # large ones need not be the same
+    advantage, target = (spread[order] * draw(value), 10 * spread * draw(value))
+    samples = module.Samples(tokens, action, old, log_prob, advantage, target)
     keys = torch.randint(2**32, (2,), generator=generator, device=tokens.device) if network.dropout else None
     kl_coef = torch.tensor(0.3, device=tokens.device)
     loss, parts = module.ppo_loss(args, agent, samples, keys, kl_coef)

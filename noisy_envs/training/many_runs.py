@@ -73,7 +73,7 @@ class RunStack(nn.Module):
         self._moments = [
             torch.stack([flat(adam_states(member, name)) for member in members]) for name in ("exp_avg", "exp_avg_sq")
         ]
-        self._steps = int(next(adam_states(members[0], "step")))
+        self._steps = [int(next(adam_states(member, "step"))) for member in members]
 
     def call(self, weights: Tensor, function: Callable[..., Any], *inputs: Any) -> Any:
         """Call a function of an agent and `inputs` with the agent's weights replaced by a row (P,)."""
@@ -81,19 +81,34 @@ class RunStack(nn.Module):
         row = {f"agent.{name}": part.view(shape) for (name, shape), part in parts}
         return functional_call(_Call(self._agent[0], function), row, inputs)
 
-    def step(self, rates: Tensor, max_norms: Tensor) -> Tensor:
-        """Clip the gradients, take a step of Adam with the learning rates (S, 1), and return the norms (S,)."""
+    def step(self, rates: list[float], max_norms: Tensor, learning: list[bool]) -> Tensor:
+        """Clip the gradients, take a step of Adam, and return the norms (S,).
+
+        Args:
+            rates: learning rate of each run.
+            max_norms: (S, 1).
+            learning: which runs take the step.
+        """
         gradient, (mean, square) = self.weights.grad, self._moments
         assert gradient is not None
         norms = gradient.norm(dim=1, keepdim=True)
         gradient = gradient * (max_norms / (norms + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_ does
-        self._steps += 1
+        self._steps = [steps + learns for steps, learns in zip(self._steps, learning, strict=True)]
         first, second = self._betas
-        mean.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        roots = (square / (1 - second**self._steps)).sqrt() + self._eps
-        with torch.no_grad():
-            self.weights.sub_(rates / (1 - first**self._steps) * mean / roots)
+        # Adam's corrections, by Python as those of torch.optim; before its first step a run has none
+        corrections = [(1 - first ** max(steps, 1), 1 - second ** max(steps, 1)) for steps in self._steps]
+        table = [(rate / a, b) for rate, (a, b) in zip(rates, corrections, strict=True)]
+        step_size, correction = self.weights.detach().new_tensor(table).split(1, dim=1)
+        new_mean = mean.lerp(gradient, 1 - first)
+        new_square = (square * second).addcmul_(gradient, gradient, value=1 - second)
+        new_weights = self.weights.detach() - step_size * new_mean / ((new_square / correction).sqrt() + self._eps)
+        news = [new_mean, new_square, new_weights]
+        olds = [mean, square, self.weights.detach()]
+        if not all(learning):
+            rows = torch.tensor(learning, device=gradient.device)[:, None]
+            news = [torch.where(rows, new, old) for new, old in zip(news, olds, strict=True)]
+        for old, new in zip(olds, news, strict=True):
+            old.copy_(new)
         return norms.squeeze(1)
 
     def unstack(self, row: int, member: Member) -> None:
@@ -104,7 +119,7 @@ class RunStack(nn.Module):
             for weight, (value, mean, square) in zip(member.agent.parameters(), parts, strict=True):
                 weight.copy_(value.view_as(weight))
                 member.optimizer.state[weight] = {
-                    "step": torch.tensor(float(self._steps)),
+                    "step": torch.tensor(float(self._steps[row])),
                     "exp_avg": mean.view_as(weight),
                     "exp_avg_sq": square.view_as(weight),
                 }
@@ -203,6 +218,7 @@ class ManyRuns:
             for member in self.members:
                 member.agent.encoder.hash_dropout = True
         self._max_norms = self._setting("max_grad_norm")
+        self._learning = [True] * len(members)
         self._stopping = self._stopped = False  # whether a signal came, and whether checkpoints hold all since
 
     def _setting(self, name: str) -> Tensor:
@@ -243,31 +259,60 @@ class ManyRuns:
         return torch.cat([distribution.noise(shape, self.args.device, x.generator) for x in self.members], dim=1)
 
     def minibatches(self, samples: Any) -> Iterator[Any]:
-        """Yield random splits of samples (S, M, ...), in each run as `accelerate.minibatches` splits its own."""
-        count, size = samples[0].shape[1], self.args.minibatch_size
-        if size == count:
-            yield samples
-            return
-        generators = [member.generator for member in self.members]
-        order = torch.stack([torch.randperm(count, generator=x, device=x.device) for x in generators])
-        for rows in order.split(size, dim=1):
-            yield type(samples)(*(x[torch.arange(len(self), device=x.device)[:, None], rows] for x in samples))
+        """Yield random splits of samples (S, M, ...) for all epochs of an update, until no run learns any more.
+
+        In each run they are those that `accelerate.minibatches` yields.
+        """
+        count, size, device = samples[0].shape[1], self.args.minibatch_size, samples[0].device
+        index, self._learning = torch.arange(len(self), device=device)[:, None], [True] * len(self)
+        for _ in range(self.args.update_epochs):
+            batches: Any = [samples]
+            if size < count:
+                orders = torch.stack(
+                    [
+                        torch.randperm(count, generator=member.generator, device=device)
+                        if learns
+                        else torch.arange(count, device=device)
+                        for member, learns in zip(self.members, self._learning, strict=True)
+                    ]
+                )
+                batches = (type(samples)(*(x[index, rows] for x in samples)) for rows in orders.split(size, dim=1))
+            for batch in batches:
+                yield batch
+                if not any(self._learning):
+                    return
 
     def dropout_masks(self) -> Tensor | None:
-        """Draw what dropout keeps of a minibatch: (S, layers, M, N, H), None if no run has dropout."""
-        masks = [
-            member.agent.dropout_masks(self.args.minibatch_size, member.generator) if member.run.args.dropout else None
-            for member in self.members
-        ]
-        drawn = next((mask for mask in masks if mask is not None), None)
-        return None if drawn is None else torch.stack([torch.ones_like(drawn) if x is None else x for x in masks])
+        """Draw what dropout keeps of a minibatch: (S, layers, M, N, H), on a GPU keys (S, 2); None without dropout.
 
-    def step(self, iteration: int) -> Tensor:
-        """Take a step of the optimizer in iteration number `iteration`, and return the norms of the gradients (S,)."""
+        Only runs that learn and have dropout draw: a run alone would draw nothing else.
+        """
+        drawn = [
+            member.agent.dropout_masks(self.args.minibatch_size, member.generator)
+            if learns and member.run.args.dropout
+            else None
+            for member, learns in zip(self.members, self._learning, strict=True)
+        ]
+        like = next((mask for mask in drawn if mask is not None), None)
+        return None if like is None else torch.stack([torch.ones_like(like) if x is None else x for x in drawn])
+
+    def step(self, iteration: int, kl: Tensor) -> tuple[Tensor, Tensor]:
+        """Take a step of the optimizer in iteration number `iteration`, in the runs that still learn.
+
+        Args:
+            iteration: number of the update.
+            kl: divergence of each run's minibatch, (S,), at which a run may learn no more.
+
+        Returns:
+            The norms of the gradients (S,), and which runs took the minibatch into account, bool (S,).
+        """
         rates = [self._rate(member, iteration) for member in self.members]
         for member, rate in zip(self.members, rates, strict=True):
             member.optimizer.param_groups[0]["lr"] = rate  # which a checkpoint holds
-        return self.stack.step(self._max_norms.new_tensor(rates)[:, None], self._max_norms[:, None])
+        counted = torch.tensor(self._learning, device=kl.device)
+        if getattr(self.args, "max_kl", 0):  # asking for the divergences waits for the device
+            self._learning = (counted & ~(kl > self.args.max_kl)).tolist()
+        return self.stack.step(rates, self._max_norms[:, None], self._learning), counted
 
     def _rate(self, member: Member, iteration: int) -> float:
         rate: float = self._module.learning_rate(member.run.args, iteration / member.run.num_iterations)

@@ -73,7 +73,8 @@ MAY_CHANGE = {field.name for field in fields(RunArgs)} - {field.name for field i
 LIMITS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 1e6), "gamma": (0, 1), "gae_lambda": (0, 1), "clip_coef": (0, math.inf), "dropout": (0, 0.99),
     "ent_coef": (0, 1e6), "vf_coef": (0, 1e6), "kl_coef": (0, 1e6), "kl_target": (1e-9, math.inf),
-    "max_grad_norm": (1e-9, math.inf), "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
+    "max_grad_norm": (1e-9, math.inf), "adam_eps": (1e-12, 1), "dual_clip": (0, math.inf), "max_kl": (0, math.inf),
+    "init_std": (0, 100), "log_std_min": (-20, 20), "log_std_max": (-20, 20),
     **dict.fromkeys(("total_timesteps", "num_envs", "num_steps", "minibatch_size", "update_epochs"), (1, math.inf)),
     **dict.fromkeys(("num_heads", "checkpoint_interval"), (1, math.inf)),
     "seed": (0, 2**63 - 1), "num_threads": (1, 1024), "eval_episodes": (1, 10**6), "num_layers": (1, 1000),
@@ -290,6 +291,8 @@ def check_sizes(args: Any, spec: Any) -> None:
     values = vars(args)  # a copied agent may have other settings
     if values.get("embed_dim", 0) % values.get("num_heads", 1):
         raise ValueError(f"embed_dim={args.embed_dim}: expected a multiple of num_heads={args.num_heads}")
+    if 0 < values.get("dual_clip", 0) <= 1:
+        raise ValueError(f"dual_clip={args.dual_clip}: expected more than 1, or 0 for none")
     if values.get("log_std_min", 0) > values.get("log_std_max", 0):
         raise ValueError(f"log_std_min={args.log_std_min}: expected at most log_std_max={args.log_std_max}")
 

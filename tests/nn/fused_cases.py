@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from helpers import load_agent
-from torch import nn
 
-from noisy_envs.nn.distributions import Gaussian
 from noisy_envs.nn.dropout_hash import hashed_masks
 from noisy_envs.nn.fused_source import PARTS, Network, network_of, unsupported, weight_offsets
 from noisy_envs.tokens import TokenSpec
@@ -35,6 +33,7 @@ class Case:
     continuous: bool = True
     actions: int = 3
     tanh: bool = False
+    normalize: bool = False
     dual_clip: bool = False
     dropout: float = 0.1
     query_vector: bool = False
@@ -45,31 +44,23 @@ class Case:
     seed: int = 0
 
 
-class TanhGaussian(Gaussian):
-    """Means are hyperbolic tangents of the parameters."""
-
-    def split(self, parameters):
-        mean, log_std = super().split(parameters)
-        return mean.tanh(), log_std
-
-
 def make_agents(case):
     """Return the agent's module, its settings and an agent of random weights for each run, in float64."""
     module = load_agent(POOLS[case.pool])
     args = module.Args(
         num_layers=case.layers, num_heads=case.width, embed_dim=case.width, feedforward_dim=4 * case.width, role_dim=3,
         dropout=case.dropout, attention_scale=case.scale, log_std_min=-1.0, log_std_max=0.3,
+        bounded_means=case.tanh, normalize_actions=case.normalize, query_vector="all" if case.query_vector else "none",
+        dual_clip=DUAL_CLIP if case.dual_clip else 0.0,
     )  # fmt: skip
     names = [f"feature {i}" for i in range(case.features)]
     roles = {f"role {i}": i for i in range(case.roles)}
     marker = -1 if roles else case.features // 2
     spec = TokenSpec(case.tokens, tuple(names), roles, case.query, marker, padded=case.padded)
-    space = spaces.Box(0, 1, (case.actions,)) if case.continuous else spaces.Discrete(case.actions)
+    space = spaces.Box(-1, 4, (case.actions,)) if case.continuous else spaces.Discrete(case.actions)
     agents = []
     for run in range(case.runs):
-        agent = (WithVectors(module.Agent) if case.query_vector else module.Agent)(args, spec, space)
-        if case.tanh:
-            agent.distribution = TanhGaussian(case.actions, -1.0, 0.3)
+        agent = module.Agent(args, spec, space)
         generator = torch.Generator().manual_seed(100 * case.seed + run)
         with torch.no_grad():
             for name, weight in agent.named_parameters():
@@ -80,24 +71,6 @@ def make_agents(case):
                     weight.mul_(case.sharpness)
         agents.append(agent.eval())
     return module, args, agents
-
-
-def WithVectors(kind):
-    """Return a kind of agent that adds learned vectors to the query's token and to all others."""
-
-    class Agent(kind):
-        def __init__(self, *given):
-            super().__init__(*given)
-            self.query_vector = nn.Parameter(torch.zeros(2, given[0].embed_dim))
-
-        def embed(self, tokens):
-            extend, self.pool.extend = self.pool.extend, lambda x, mask: (x, mask)
-            x, mask = super().embed(tokens)
-            self.pool.extend = extend
-            x = x + self.query_vector[(torch.arange(x.shape[1], device=x.device) != self.spec.query_index).long()]
-            return extend(x, mask)
-
-    return Agent
 
 
 def make_samples(case, module, agents):
@@ -124,19 +97,12 @@ def make_samples(case, module, agents):
     return module.Samples(tokens, action, parameters, log_prob, advantage, target)
 
 
-def loss_of(module, args, agent, samples, keep, coefficients, dual_clip):
-    """Return the agents' loss and its parts; with dual clipping the plain formula, as no agent has it."""
-    clip, entropy, value, kl, _, bound = coefficients.tolist()
-    args = dataclasses.replace(args, clip_coef=clip, ent_coef=entropy, vf_coef=value)
-    loss, parts = module.ppo_loss(args, agent, samples, keep, kl)
-    if dual_clip:
-        parameters, _ = agent(samples.tokens, keep, args.dropout)
-        ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
-        objective = torch.min(samples.advantage * ratio, samples.advantage * ratio.clamp(1 - clip, 1 + clip))
-        bounded = torch.where(samples.advantage < 0, objective.maximum(bound * samples.advantage), objective)
-        loss = loss - parts["policy_loss"] - bounded.mean()
-        parts["policy_loss"] = -bounded.mean()
-    return loss, parts
+def loss_of(module, args, agent, samples, keep, coefficients):
+    """Return the agents' loss and its parts."""
+    clip, entropy, value, kl, *_ = coefficients.tolist()
+    return module.ppo_loss(
+        dataclasses.replace(args, clip_coef=clip, ent_coef=entropy, vf_coef=value), agent, samples, keep, kl
+    )
 
 
 def as_double(samples):
@@ -172,10 +138,7 @@ class Problem:
 def make_problem(case, made=None):
     """Draw samples, coefficients and weights, unless `made` holds what `make_agents` would return."""
     module, args, agents = made or make_agents(case)
-    network = network_of(
-        agents[0], case.pool, dropout=case.dropout > 0, dual_clip=case.dual_clip, tanh=case.tanh,
-        query_vector=case.query_vector,
-    )  # fmt: skip
+    network = network_of(agents[0], case.pool, dropout=case.dropout > 0, dual_clip=case.dual_clip)
     assert unsupported(agents[0], network) is None
     offsets = weight_offsets(network, agents[0].named_parameters())
     samples = make_samples(case, module, agents)
@@ -219,7 +182,7 @@ def evaluate(problem, agent, batch, keep, run):
     """Return the agent's own results by name: gradients, parts of the loss, parameters and values."""
     agent.zero_grad()
     coefficients = problem.coefficients[run]
-    loss, parts = loss_of(problem.module, problem.args, agent, batch, keep, coefficients, problem.case.dual_clip)
+    loss, parts = loss_of(problem.module, problem.args, agent, batch, keep, coefficients)
     loss.backward()
     with torch.no_grad():
         parameters, values = agent(batch.tokens)
@@ -259,6 +222,7 @@ def random_case(seed):
         continuous=continuous,
         actions=int(random.integers(1 if continuous else 2, 9)),
         tanh=continuous and one_of(True, False),
+        normalize=continuous and one_of(True, False),
         dual_clip=one_of(True, False),
         dropout=one_of(0.0, 0.1, 0.5),
         query_vector=one_of(True, False),

@@ -24,7 +24,7 @@ from noisy_envs.nn.fused_source import (
 )
 
 CASES = {
-    "AdaPool, two runs, roles, dual clipping, tanh": Case(runs=2, dual_clip=True, tanh=True),
+    "AdaPool, two runs, roles, dual clipping, tanh": Case(runs=2, dual_clip=True, tanh=True, normalize=True),
     "AvgPool, padding, width 6, discrete": Case(
         pool="AvgPool", padded=True, roles=0, width=6, continuous=False, actions=4, tokens=9
     ),

@@ -187,7 +187,7 @@ def test_three_times_the_rate_stays_finite(head, tmp_path):
 
 @each_head
 def test_an_agent_is_short(head):
-    assert len((AGENTS / f"ppo_{head}.py").read_text().splitlines()) <= 380
+    assert len((AGENTS / f"ppo_{head}.py").read_text().splitlines()) <= 420
 
 
 @pytest.mark.parametrize(("one", "other"), [*combinations(HEADS, 2)])

@@ -122,6 +122,27 @@ def test_a_run_among_others_is_the_run_alone(head, game, tmp_path):
     assert first != second
 
 
+@pytest.mark.parametrize("words", ["--minibatch-size 16 --dropout 0.1", "--minibatch-size 64 --dual-clip 1.01"])
+@pytest.mark.parametrize("head", ["adapool", "clstoken"])
+def test_updates_that_end_early_end_in_each_run_on_its_own(head, words, tmp_path, monkeypatch):
+    learning, step = [], many_runs.ManyRuns.step
+
+    def watched(runs, *given):
+        result = step(runs, *given)
+        learning.append(tuple(runs._learning))
+        return result
+
+    monkeypatch.setattr(many_runs.ManyRuns, "step", watched)
+    module = double(head)
+    words += """ --max-kl 0.004 --update-epochs 3 --bounded-means --normalize-actions --query-vector all --adam-eps 1e-8
+        --no-scale-residuals --class-token-init uniform"""
+    own = [f"{words} --seed {seed} --learning-rate {rate}" for seed, rate in ((1, 0.003), (2, 0.01))]
+    many_runs.run_group(module, settings(module, tmp_path / "together", *own))
+    for i, arguments in enumerate(own):
+        assert_same(folder_of(tmp_path / "together" / str(i)), alone(module, tmp_path / "alone" / str(i), arguments))
+    assert {(True, True), (True, False)} <= set(learning)
+
+
 def test_a_policy_maps_several_steps_as_one_after_the_other(tmp_path):
     module = double("adapool")
     members = [Run(module, args, alone=False) for args in settings(module, tmp_path, *OWN)]
@@ -176,11 +197,11 @@ def test_the_step_of_all_environments_is_compiled_at_once(tmp_path, monkeypatch)
 def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):
     step = many_runs.ManyRuns.step
 
-    def spoiled(runs, iteration):
-        norms = step(runs, iteration)
+    def spoiled(runs, iteration, kl):
+        result = step(runs, iteration, kl)
         if iteration == 1 and len(runs) == 2:
             runs.stack.weights.data[0] = math.nan
-        return norms
+        return result
 
     monkeypatch.setattr(many_runs.ManyRuns, "step", spoiled)
     module, seeds = load_agent("adapool"), ("--seed 1", "--seed 2")
@@ -194,7 +215,9 @@ def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):
 
 
 def test_the_program_names_runs_that_failed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(many_runs.ManyRuns, "step", lambda runs, _: torch.full((len(runs),), math.nan))
+    monkeypatch.setattr(
+        many_runs.ManyRuns, "step", lambda runs, *_: (torch.full((len(runs),), math.nan), torch.tensor(True))
+    )
     steps, noise = [], many_runs.ManyRuns.noise
 
     def counted(runs):

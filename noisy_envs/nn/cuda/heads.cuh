@@ -204,11 +204,12 @@ DEVICE float smaller(float x, float y) { return x < y ? x : y; }
 DEVICE void gaussian(const float* raw, const float* old, const float* action, Evaluation& result) {
     result.log_prob = result.entropy = result.kl = 0.0f;
     EACH(i, ACTIONS) {
-        const float mean = TANH ? tanhf(raw[i]) : raw[i], old_mean = TANH ? tanhf(old[i]) : old[i];
-        const float mean_slope = TANH ? 1.0f - mean * mean : 1.0f;
-        const float x = raw[ACTIONS + i], log_std = clamp(x, LOG_STD_MIN, LOG_STD_MAX);
+        const float unit = TANH ? tanhf(raw[i]) : raw[i], old_unit = TANH ? tanhf(old[i]) : old[i];
+        const float mean = ACTION_CENTER + ACTION_SCALE * unit, old_mean = ACTION_CENTER + ACTION_SCALE * old_unit;
+        const float mean_slope = TANH ? ACTION_SCALE * (1.0f - unit * unit) : ACTION_SCALE;
+        const float x = raw[ACTIONS + i], log_std = clamp(x, LOG_STD_MIN, LOG_STD_MAX) + LOG_ACTION_SCALE;
         const float std_slope = x >= LOG_STD_MIN && x <= LOG_STD_MAX ? 1.0f : 0.0f;
-        const float old_log_std = clamp(old[ACTIONS + i], LOG_STD_MIN, LOG_STD_MAX);
+        const float old_log_std = clamp(old[ACTIONS + i], LOG_STD_MIN, LOG_STD_MAX) + LOG_ACTION_SCALE;
         const float precision = expf(-log_std), distance = (action[i] - mean) * precision;
         result.log_prob -= 0.5f * distance * distance + log_std + 0.91893853320467f;  // log sqrt(2 pi)
         result.log_prob_grad[i] = distance * precision * mean_slope;

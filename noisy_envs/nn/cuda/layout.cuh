@@ -4,7 +4,8 @@
 //   INPUTS tokens of an observation, FEATURES of a token that are numbers, ROLES (0 without roles), ROLE_DIM,
 //   WIDTH of an embedding (also the number of heads), LAYERS, HIDDEN units of a feed-forward network,
 //   POOL, QUERY_INDEX, QUERY_VECTOR, PADDED, PADDING_FEATURE, PADDING,
-//   CONTINUOUS, ACTIONS, LOG_STD_MIN, LOG_STD_MAX, TANH, DUAL_CLIP, DROPOUT, SCORE_SCALE,
+//   CONTINUOUS, ACTIONS, LOG_STD_MIN, LOG_STD_MAX, TANH, ACTION_CENTER, ACTION_SCALE, LOG_ACTION_SCALE, DUAL_CLIP,
+//   DROPOUT, SCORE_SCALE,
 //   ROWS tokens of a lane, LANES of a sample, WARPS of a block, PYTHON_... sizes of memories,
 //   AT_... where a weight begins in a run's flat vector of WEIGHTS numbers, LAYER_STEP from layer to layer.
 // The names of sizes below are used in all files.
