@@ -7,8 +7,9 @@
 The network, the loss and the rollout are those of `ppo_*.py`; `collect`, `update` and `train` are those of this file,
 for many runs. Each run is the run of its agent's file with the same settings, up to rounding, in the folder
 OUT/AGENT/SETTINGS/seed-S; `python agents/ppo_AGENT.py` resumes and evaluates it as its own. Runs share arrays if they
-have the same agent and the same settings but for seeds, rates, coefficients and dropout; otherwise they follow one
-another. A run that fails ends alone. The same command again resumes what was stopped, and keeps what is finished.
+have the same agent, differ only in `OWN_SETTINGS` (seed, rates, coefficients, dropout and the like), and have reached
+the same update. Other runs follow one another. A run that fails ends alone. The same command again resumes what was
+stopped or failed, and keeps what is finished.
 
 `noisy_envs.training.many_runs` does everything else: weights in rows, generators, checkpoints, metrics, evaluation.
 
@@ -50,7 +51,7 @@ from noisy_envs.training.run import Run, is_complete, saved_updates
 from noisy_envs.training.settings import check_resume, load_args, max_runs, parse
 from noisy_envs.training.sweep import find_run
 
-# functions of an agent's file that are called here, and those that this program has its own of
+# functions of an agent's file that are called here, and those that this program replaces
 NEEDED = ("rollout", "next_values", "prepare", "ppo_loss", "make_optimizer", "learning_rate", "adapt")
 REPLACED = ("collect", "update", "train")
 RESERVED = ("seed", "run-dir", "resume", "evaluate", "record", "track", "capture-video", "help")  # settings of an agent
@@ -64,13 +65,13 @@ class Args:
     out: Path = Path("runs/many")
     """folder of all runs"""
     agents: tuple[str, ...] = ("adapool",)
-    """agents: NAME for agents/ppo_NAME.py, also a file of your own"""
+    """agents: NAME for ppo_NAME.py in --agents-dir"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the runs"""
     vary: tuple[str, ...] = ()
     """other settings of the agents with their values, such as learning_rate=1e-3,4e-3"""
     commands: Path | None = None
-    """instead of these, a JSON file with a list of command lines, each a list of an agent's file and its arguments"""
+    """JSON file with a list of command lines, each an agent's file and its arguments; replaces all settings above"""
     agents_dir: Path = Path(__file__).parent
     """folder of the agents' files"""
 
@@ -87,14 +88,14 @@ def map_policy(runs: ManyRuns, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make_policy(runs: ManyRuns) -> Policy:
-    """Return the policy of the agents' rollout, which maps the tokens of a step, or of several, step after step."""
+    """Return the policy of the agents' rollout: of tokens (R, N, D), or on a GPU of T steps together, (T R, N, D)."""
     shape = len(runs), len(runs.state.tokens) // len(runs)  # (S, E)
 
-    def policy(tokens: Tensor) -> tuple[Tensor, Tensor]:  # of R, or on a GPU also T R, where `next_values` asks for all
-        steps = tokens.unflatten(0, (-1, *shape)).transpose(0, 1)  # runs first
-        outputs = map_policy(runs, steps.flatten(1, 2))
+    def policy(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        steps = tokens.unflatten(0, (-1, *shape)).transpose(0, 1)  # (S, T, E, N, D)
+        outputs = map_policy(runs, steps.flatten(1, 2))  # (S, T E, ...)
         parameters, values = (x.unflatten(1, (-1, shape[1])).transpose(0, 1).flatten(0, 2) for x in outputs)
-        return parameters, values
+        return parameters, values  # (T R, ...)
 
     return policy
 
@@ -103,27 +104,31 @@ def collect(
     module: ModuleType, runs: ManyRuns, policy: Policy, state: EnvState, noise: Tensor
 ) -> tuple[EnvState, Any, dict[str, Tensor]]:
     """Play a rollout of all runs: the next state, samples (S, M, ...), and statistics to log (S,)."""
-    shape = len(runs), len(state.tokens) // len(runs)
+    shape = len(runs), len(state.tokens) // len(runs)  # (S, E)
 
-    def prepare(numbers: dict[str, Tensor], batch: Any, next_value: Tensor) -> Any:
+    def prepare_one(numbers: dict[str, Tensor], batch: Any, next_value: Tensor) -> Any:
         return module.prepare(dataclasses.replace(runs.args, **numbers), runs.agent, batch, next_value)
 
-    state, batch = module.rollout(runs.agent, policy, runs.envs, state, noise)
-    next_value = module.next_values(policy, batch, state.tokens)
-    batch, next_value = type(batch)(*(x.unflatten(1, shape) for x in batch)), next_value.unflatten(1, shape)
-    return state, *torch.vmap(prepare, in_dims=(0, 1, 1))(runs.numbers, batch, next_value)  # time comes first there
+    state, batch = module.rollout(runs.agent, policy, runs.envs, state, noise)  # (T, R, ...)
+    next_value = module.next_values(policy, batch, state.tokens).unflatten(1, shape)
+    batch = type(batch)(*(x.unflatten(1, shape) for x in batch))  # (T, S, E, ...)
+    return state, *torch.vmap(prepare_one, in_dims=(0, 1, 1))(runs.numbers, batch, next_value)
 
 
 def make_loss(module: ModuleType, runs: ManyRuns) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-    """Return a function of samples (S, M, ...) to the sum of all runs' losses, and to their parts (S,)."""
+    """Return a function of samples (S, M, ...) to the sum of all runs' losses, and to their parts (S,).
 
-    def own_loss(weights: Tensor, numbers: dict[str, Tensor], *inputs: Any) -> Any:
-        args = dataclasses.replace(runs.args, **numbers)
+    The gradient of the sum is that of each run's own loss, since no weight has a part in two of them.
+    """
+
+    def loss_of_one(weights: Tensor, numbers: dict[str, Tensor], *inputs: Any) -> Any:
+        args = dataclasses.replace(runs.args, **numbers)  # some settings are tensors here
         return runs.stack.call(weights, lambda agent: module.ppo_loss(args, agent, *inputs))
 
     def loss(samples: Any, keep: Tensor | None, kl_coef: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        axes = 0, 0, 0, None if keep is None else 0, 0  # of the runs, in each input
         with sdpa_kernel(SDPBackend.MATH):
-            losses, parts = torch.vmap(own_loss, in_dims=(0, 0, 0, None if keep is None else 0, 0))(
+            losses, parts = torch.vmap(loss_of_one, in_dims=axes)(
                 runs.stack.weights, runs.numbers, samples, keep, kl_coef
             )
         return losses.sum(), parts
@@ -222,7 +227,7 @@ def load(file: str, modules: dict[Path, ModuleType]) -> ModuleType:
     """Import an agent's file once.
 
     Raises:
-        ValueError: this program cannot train it, since it has a loop of its own.
+        ValueError: it lacks a function that is needed here, or changes one that this program replaces.
     """
     path = Path(file).resolve()
     if path in modules:
@@ -254,7 +259,7 @@ def find(module: ModuleType, words: Sequence[str]) -> Any:
         return args
     found, saved = find_run(args.run_dir), None
     if found is not None:
-        with contextlib.suppress(ValueError, OSError):  # a damaged file is that of its run alone
+        with contextlib.suppress(ValueError, OSError):  # of a damaged file, which `group` reports
             saved = load_args(module, found)
     if saved is not None:
         check_resume(saved, args)
@@ -283,10 +288,11 @@ def group(commands: Iterable[Sequence[str]]) -> tuple[list[tuple[ModuleType, lis
             failures.append(Failure(args.resume, format_error(error)))
             continue
         common = tuple((name, x) for name, x in vars(args).items() if name not in OWN_SETTINGS)
-        groups.setdefault((module.__file__, common, updates), (module, []))[1].append(args)
+        _, members = groups.setdefault((module.__file__, common, updates), (module, []))
+        members.append(args)
     parts = []
     for module, members in groups.values():
-        size = max_runs(members[0])
+        size = max_runs(members[0])  # that fit into memory
         parts += [(module, members[i : i + size]) for i in range(0, len(members), size)]
     return parts, failures
 
@@ -340,6 +346,8 @@ def main(argv: Sequence[str]) -> None:
     end = list(argv).index("--") if "--" in argv else len(argv)
     with sweep_errors():
         args = parse_arguments(Args, argv[:end], Args(), __doc__)
+        if args.commands is not None and argv[end + 1 :]:
+            raise ValueError(f"commands={str(args.commands)!r}: expected without arguments after --")
         commands = plan(args, argv[end + 1 :])
         # the runs of --commands lie anywhere; each has a lock of its own
         with lock_folder(args.out) if args.commands is None else contextlib.nullcontext():

@@ -32,7 +32,7 @@ from noisy_envs.training.kernel import make_fused
 from noisy_envs.training.process import on_stop_signal, write_stderr
 from noisy_envs.training.run import STOPPING, Run
 
-# settings that `prepare` and `ppo_loss` get as tensors, so that they cannot branch on them
+# settings that `prepare` and `ppo_loss` get as tensors, so they must not branch on them
 LOSS_SETTINGS = ("gamma", "gae_lambda", "clip_coef", "vf_coef", "ent_coef", "dropout")
 # settings in which runs that train together may differ
 OWN_SETTINGS = {
@@ -219,7 +219,7 @@ class ManyRuns:
                 member.agent.encoder.hash_dropout = True
         self._max_norms = self._setting("max_grad_norm")
         self._learning = [True] * len(members)
-        self._stopping = self._stopped = False  # whether a signal came, and whether checkpoints hold all since
+        self._stopping = self._stopped = False  # whether a signal came, and whether the last checkpoint was saved since
 
     def _setting(self, name: str) -> Tensor:
         """Return a setting of all runs, (S,)."""
