@@ -134,8 +134,8 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
     if preset is None:
         in_paper = name in presets.get(PAPER, {}) and parameters not in ({}, MPE)
         preset = PAPER if in_paper else "fast"
-    if preset != "fast" and preset in presets and name not in presets[preset]:  # the command line knows all names
-        known = ["fast", *(other for other in presets if name in presets[other] and other != "fast")]
+    known = ["fast", *(other for other in presets if name in presets[other] and other != "fast")]
+    if preset not in known:
         raise ValueError(f"preset={preset!r}: expected {' or '.join(map(repr, known))} for {env_id}")
     values = presets.get(preset, {}).get(name, {})
     check_types(module, values, f"presets.toml, [{preset}.{name}]")

@@ -231,7 +231,6 @@ def test_bad_settings_end_with_one_line(words, tmp_path):
     "words",
     [
         ["--learners", "second"],
-        ["--preset", "slow"],
         ["--attention-scale", "none"],
         ["--options", "max_steps=5"],
         ["--num-layers", "two"],
