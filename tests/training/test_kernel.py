@@ -170,6 +170,18 @@ def dual_clipped(module):
     original, module.ppo_loss = module.ppo_loss, ppo_loss
 
 
+def clipped_higher(module):
+    def ppo_loss(args, agent, samples, keep, kl_coef):
+        loss, parts = original(args, agent, samples, keep, kl_coef)
+        parameters, _ = agent(samples.tokens, keep, args.dropout)
+        ratio = (agent.distribution.log_prob(parameters, samples.action) - samples.log_prob).exp()
+        clipped = ratio.clamp(1 - args.clip_coef, 1 + 1.4 * args.clip_coef)
+        policy_loss = -torch.min(samples.advantage * ratio, samples.advantage * clipped).mean()
+        return loss + policy_loss - parts["policy_loss"], parts | {"policy_loss": policy_loss}
+
+    original, module.ppo_loss = module.ppo_loss, ppo_loss
+
+
 def robust_values(module):
     def ppo_loss(args, agent, samples, keep, kl_coef):
         loss, parts = original(args, agent, samples, keep, kl_coef)
@@ -222,6 +234,7 @@ def other_weights(module):
         (changed_loss, "the gradient of .* differs from the file's by"),
         (more_parts, "the loss has the parts policy_loss, .*, extra, in the kernel policy_loss,"),
         (dual_clipped, "the loss's policy_loss differs from the file's by"),
+        (clipped_higher, "the loss's policy_loss differs from the file's by"),
         (robust_values, "the loss's value_loss differs from the file's by"),
         (other_entropy, "the gradient of .* differs from the file's by"),
         (more_samples, "Samples has the fields tokens, .*, value, in the kernel tokens,"),
