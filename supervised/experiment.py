@@ -56,6 +56,8 @@ FREE = (
     "out", "pooling", "seeds", "folds", "device", "num_threads", "jobs", "compile", "max_autotune",
     "torch_deterministic", "data_dir", "preset", "num_neighbors", "targets", "canvas_size", "download",
 )  # fmt: skip
+# defaults of settings that older runs do not hold; runs store only other values, so that older runs can be resumed
+ADDED = {"mark_class_token": False, "class_token_init": "normal"}
 
 
 @dataclass(kw_only=True)
@@ -204,8 +206,8 @@ def encoder_config(args: Args, attention_dropout: float = 0.0, final_norm: bool 
 
 def run_settings(args: Args, job: Job) -> dict[str, Any]:
     """Return the settings that a run's result depends on, as JSON stores them."""
-    settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | job._asdict()
-    settings["chance"] = CHANCE_VERSION
+    settings = {x: y for x, y in dataclasses.asdict(args).items() if x not in FREE and ADDED.get(x) != y}
+    settings |= {**job._asdict(), "chance": CHANCE_VERSION}
     stored: dict[str, Any] = json.loads(json.dumps({x: None if y == math.inf else y for x, y in settings.items()}))
     return stored
 

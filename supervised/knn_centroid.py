@@ -22,6 +22,7 @@ from pathlib import Path
 import experiment
 import report
 import torch
+from network import ClassTokenInit, Network, set_network
 from set_task import PAPER, SetArgs, SetTask, all_sets, check, has_paper_sets, has_paper_sizes, test_sets
 from synthetic import centroids
 from torch import Tensor
@@ -34,6 +35,11 @@ class Args(SetArgs):
     out: Path = Path("runs/knn_centroid")
     num_neighbors: tuple[int, ...] = (4,)
     """values of k, the number of neighbors to average"""
+    mark_class_token: bool = False
+    """as in the authors' code, mark the class token instead of the target; only with --pooling clstoken"""
+    class_token_init: ClassTokenInit = "normal"
+    """initial class token: Normal(0, init_std), or uniform between 0 and 1 as in the authors' code; uniform only with
+    --pooling clstoken"""
 
 
 PAPER_KS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -86,9 +92,20 @@ def column_name(k: int) -> str:
     return f"KNN-{k}"
 
 
+class KnnTask(SetTask):
+    """The task of a column; its networks take the class token's settings."""
+
+    args: Args
+
+    def network(self, pooling: str, seed: int) -> Network:
+        """Make the network with one of the pooling heads."""
+        args, config = self.args, experiment.encoder_config(self.args)
+        return set_network(config, args.num_features, pooling, seed, args.mark_class_token, args.class_token_init)
+
+
 def make_task(args: Args, column: str) -> SetTask:
     """Return the task of a column."""
-    return SetTask(args, partial(centroids, k=int(column.removeprefix("KNN-"))))
+    return KnnTask(args, partial(centroids, k=int(column.removeprefix("KNN-"))))
 
 
 def baselines(args: Args) -> dict[str, dict[str, float]]:
@@ -145,6 +162,10 @@ def check_all(args: Args) -> None:
     for k in args.num_neighbors:
         if not 1 <= k <= args.num_vectors:
             raise ValueError(f"num_neighbors={k}: expected a number from 1 to num_vectors={args.num_vectors}")
+    for name in ("mark_class_token", "class_token_init"):
+        value, default = getattr(args, name), getattr(Args, name)
+        if value != default and set(args.pooling) != {"clstoken"}:
+            raise ValueError(f"{name}={value!r}: expected {default!r}, or --pooling clstoken alone")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_w
 from noisy_envs.validation import check_count, check_number
 
 MAX_COMPILED_SIZES = 64  # batch sizes for which the layers are compiled
+ClassTokenInit = Literal["normal", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,14 @@ class Network(nn.Module):
         for layer in self.encoder.layers:
             layer.compile(options=options)
 
+    def tokens(self, inputs: Tensor) -> Tensor:
+        """Map inputs to the encoder's input (B, N, H); ClsToken adds one token to N."""
+        tokens: Tensor = self.head.extend(self.embed(inputs))[0]
+        return tokens
+
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map inputs to the embeddings (B, N, H) that the head pools; ClsToken adds one token to N."""
-        tokens, _ = self.head.extend(self.embed(inputs))
-        embeddings: Tensor = self.norm(self.encoder(tokens))
+        """Map inputs to the embeddings (B, N, H) that the head pools."""
+        embeddings: Tensor = self.norm(self.encoder(self.tokens(inputs)))
         return embeddings
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -134,6 +139,13 @@ POOLING: dict[str, MakeHead] = {
 }
 
 
+def uniform_class_token(config: EncoderConfig, generator: torch.Generator) -> ClsToken:
+    """Make ClsToken with a token drawn uniformly between 0 and 1, as in the authors' code."""
+    head = ClsToken(config.embed_dim, config.init_std, generator)
+    nn.init.uniform_(head.token, generator=generator)
+    return head
+
+
 class SetEmbedding(nn.Module):
     """Embed sets (B, N, D), with a learned mark on the first vector; a projection only if D is not H."""
 
@@ -146,13 +158,43 @@ class SetEmbedding(nn.Module):
 
     def forward(self, sets: Tensor) -> Tensor:
         """Return embeddings (B, N, H)."""
-        x: Tensor = self.project(sets)
-        return x + F.pad(self.mark.weight, (0, 0, 0, x.shape[1] - 1))
+        return self.add_mark(self.project(sets))
+
+    def add_mark(self, tokens: Tensor) -> Tensor:
+        """Add the mark to the first of tokens (B, N, H)."""
+        return tokens + F.pad(self.mark.weight, (0, 0, 0, tokens.shape[1] - 1))
 
 
-def set_network(config: EncoderConfig, num_features: int, pooling: str, seed: int) -> Network:
-    """Make a network of sets (B, N, D) to vectors (B, D); it has an output layer only if D is not H."""
+class MarkedClassToken(Network):
+    """A network of sets that puts the class token first and then marks the first token, as the authors' code does.
+
+    The class token has the mark, so the network cannot tell the target from the other vectors.
+    """
+
+    embed: SetEmbedding
+
+    def tokens(self, inputs: Tensor) -> Tensor:
+        """Map sets (B, N, D) to the encoder's input (B, N + 1, H)."""
+        tokens: Tensor = self.embed.add_mark(self.head.extend(self.embed.project(inputs))[0])
+        return tokens
+
+
+def set_network(
+    config: EncoderConfig,
+    num_features: int,
+    pooling: str,
+    seed: int,
+    mark_class_token: bool = False,
+    class_token_init: ClassTokenInit = "normal",
+) -> Network:
+    """Make a network of sets (B, N, D) to vectors (B, D); it has an output layer only if D is not H.
+
+    The last two arguments affect ClsToken alone.
+    """
     with torch.random.fork_rng(devices=[]):
         same = num_features == config.embed_dim
         output = nn.Identity() if same else nn.Linear(config.embed_dim, num_features)
-    return Network(config, SetEmbedding(num_features, config.embed_dim), POOLING[pooling], output, seed)
+    kind = MarkedClassToken if mark_class_token else Network
+    uniform = (pooling, class_token_init) == ("clstoken", "uniform")
+    make_head = uniform_class_token if uniform else POOLING[pooling]
+    return kind(config, SetEmbedding(num_features, config.embed_dim), make_head, output, seed)

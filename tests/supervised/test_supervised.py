@@ -186,6 +186,43 @@ def test_gradients_reach_all_weights(pool):
         assert weight.grad is not None and weight.grad.abs().max() > 0, name
 
 
+@each_pool
+@pytest.mark.parametrize("features", [16, 5])
+def test_a_marked_class_token_leaves_the_target_unmarked(pool, features):
+    """What the encoder reads; for the other heads, the first token is the target in both cases."""
+    sets = SETS[..., :features]
+    right, slip = (network.set_network(CONFIG, features, pool, 1, mark_class_token=marked) for marked in (False, True))
+    assert all(torch.equal(weight, slip.state_dict()[name]) for name, weight in right.state_dict().items())
+    read = []
+    for built in (right, slip):
+        built.encoder.register_forward_pre_hook(lambda layer, inputs: read.append(inputs[0].detach()))
+        built.eval()(sets)
+    plain, mark = right.embed.project(sets), right.embed.mark.weight[0]
+    if pool != "clstoken":
+        assert torch.equal(read[0], read[1]) and torch.equal(read[1][:, 0], plain[:, 0] + mark)
+        return
+    token = right.head.token.expand(6, -1)
+    assert torch.equal(read[0], torch.stack([token, plain[:, 0] + mark, *plain[:, 1:].unbind(1)], dim=1))
+    assert torch.equal(read[1], torch.stack([token + mark, *plain.unbind(1)], dim=1))
+    with torch.no_grad():  # so any vector may be the target
+        other = sets.roll(4, dims=1)
+        torch.testing.assert_close(slip(other), slip(sets), atol=1e-4, rtol=1e-4)
+        assert ((right(other) - right(sets)).abs().amax(dim=1) > 0.01).all()
+
+
+def test_a_uniform_class_token():
+    config = dataclasses.replace(CONFIG, embed_dim=1024, init_std=0.02)
+    normal, uniform = (network.set_network(config, 16, "clstoken", 1, False, kind) for kind in ("normal", "uniform"))
+    token = uniform.head.token
+    assert 0 <= token.min() < 0.01 and 0.99 < token.max() <= 1 and token.std().item() == pytest.approx(12**-0.5, 0.1)
+    assert normal.head.token.std().item() == pytest.approx(0.02, rel=0.1)
+    others = [{**built.state_dict(), "head.token": token} for built in (normal, uniform)]
+    assert all(torch.equal(weight, others[1][name]) for name, weight in others[0].items())
+    again, other = (network.set_network(config, 16, "clstoken", seed, False, "uniform").head.token for seed in (1, 2))
+    assert torch.equal(again, token) and not torch.equal(other, token)
+    assert isinstance(network.set_network(CONFIG, 16, "avgpool", 1, False, "uniform").head, network.AvgPool)
+
+
 def test_dropouts_act_in_training_alone():
     for name in ("dropout", "attention_dropout"):
         built = network.set_network(dataclasses.replace(CONFIG, **{name: 0.3}), 16, "avgpool", 1)
@@ -596,6 +633,9 @@ def test_bad_settings_of_all(tmp_path, script, words, message):
         ("knn_centroid", "--num-neighbors 4 33", "num_neighbors=33: expected a number from 1 to num_vectors=32"),
         ("knn_centroid", "--num-neighbors", "num_neighbors: expected at least one value"),
         ("knn_centroid", "--num-sets 9", "num_sets=9: expected at least 10"),
+        ("knn_centroid", "--mark-class-token", "mark_class_token=True: expected False, or --pooling clstoken alone"),
+        ("knn_centroid", "--mark-class-token --pooling avgpool clstoken", "mark_class_token=True: expected False, or "),
+        ("knn_centroid", "--class-token-init uniform --pooling adapool", "class_token_init='uniform': expected 'norm"),
         ("aggregation", "--num-sets 3", "num_sets=3: expected at least 10"),
         ("aggregation", "--num-vectors 1", "num_vectors=1: expected at least 2"),
         ("aggregation", "--num-features 0", "num_features=0: expected at least 1"),
@@ -671,6 +711,48 @@ def test_a_canvas_is_added_to_runs_that_are_done(capsys):
     run("vision", *words)
     run("vision", *words, "--canvas-size", "0", "12")
     assert "2 runs, 1 already finished" in capsys.readouterr().out
+
+
+SLIP = ["--mark-class-token", "--class-token-init", "uniform"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [([], "mark_class_token=the default: expected True, "),
+     (SLIP[:1], "class_token_init=the default: expected uniform, ")],
+)  # fmt: skip
+def test_a_stopped_run_keeps_the_options_of_its_class_token(tmp_path, monkeypatch, options, message):
+    """It goes on exactly, and not with other options; without them a run's settings are those of older runs."""
+    tiny = "--num-sets 60 --num-vectors 4 --epochs 3 --batch-size 20 --pooling clstoken --seeds 1 --jobs 1 --dropout .2"
+    run("knn_centroid", *tiny.split(), *SLIP)
+    whole = tmp_path / "out" / "KNN-4" / "clstoken" / "seed-1-fold-1"
+    expected, summary = load_checkpoint(whole / "checkpoint.pt"), json.loads((whole / "summary.json").read_text())
+    assert expected["settings"]["mark_class_token"] is True and expected["settings"]["class_token_init"] == "uniform"
+    args = knn_centroid.Args(mark_class_token=True, num_sets=60, num_vectors=4)
+    assert isinstance(knn_centroid.make_task(args, "KNN-4").network("clstoken", 1), network.MarkedClassToken)
+    whole.rename(tmp_path / "whole")
+
+    train_epoch = experiment.train_epoch
+
+    def interrupted(trainer, parts):
+        if trainer.run.rows:
+            raise KeyboardInterrupt
+        return train_epoch(trainer, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "train_epoch", interrupted)
+        with pytest.raises(SystemExit):
+            run("knn_centroid", *tiny.split(), *SLIP)
+    assert len(load_checkpoint(whole / "checkpoint.pt")["rows"]) == 1
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        run("knn_centroid", *tiny.split(), *options)
+    run("knn_centroid", *tiny.split(), *SLIP)
+    found = load_checkpoint(whole / "checkpoint.pt")
+    assert all(torch.equal(weight, found["network"][name]) for name, weight in expected["network"].items())
+    assert json.loads((whole / "summary.json").read_text())["test_error"] == summary["test_error"]
+
+    job = experiment.Job("KNN-4", "clstoken", 1, 1)
+    assert not {"mark_class_token", "class_token_init"} & set(experiment.run_settings(knn_centroid.Args(), job))
 
 
 def test_scores_and_their_spread():
