@@ -309,8 +309,12 @@ def parse(argv: Sequence[str]) -> tuple[Args, tuple[str, ...]]:
 
 
 def may_share_processes(args: Args, settings: Mapping[str, str]) -> bool:
-    """Tell whether many_runs.py trains the runs: those of another agent might need the loop of its own file."""
-    known = set(args.agents) <= set(Args.agents) and args.agents_dir == Args.agents_dir and "track" not in settings
+    """Tell whether many_runs.py trains the runs by itself.
+
+    An agent of another file might need its own loop, and PyTorch's gradients are faster in runs alone, which compile.
+    """
+    known = set(args.agents) <= set(Args.agents) and args.agents_dir == Args.agents_dir
+    known = known and "track" not in settings and settings.get("kernel") != "torch"
     return known and all(registration.find(env_id)[0] != registration.OTHER for env_id in args.env_ids)
 
 

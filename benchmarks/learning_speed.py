@@ -246,8 +246,10 @@ def learn(row: Row) -> None:
     kernels = ("fused", "torch") if row.on_gpu else ("auto", "torch")
     for kernel in kernels:
         folder = row.args.runs_dir / f"learn-{kernel}"
-        command = [ROOT / "agents" / "many_runs.py", "--out", folder, "--seeds", *row.seeds, "--", "--env-id", ENV_ID]
-        row.run("learn", [*command, "--dropout", 0, *row.agent_args(STEPS_1M, kernel)])
+        command = [ROOT / "agents" / "compare.py", "--out", folder, "--agents", HEADS[0], "--env-ids", ENV_ID]
+        command += ["--seeds", *row.seeds]  # by torch runs train alone, since that compiles them
+        command += ["--no-together", "--jobs", 1 if row.args.tiny else 5] if kernel == "torch" else ["--together"]
+        row.run("learn", [*command, "--", "--dropout", 0, *row.agent_args(STEPS_1M, kernel)])
         scores = [x["score"] for x in summaries(folder) if x["score"] is not None]
         row.results[kernel] = {"iqm": float(iqm(np.array(scores))), "runs": len(scores), "scores": scores}
     first, second = (row.results[kernel]["scores"] for kernel in kernels)

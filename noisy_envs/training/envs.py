@@ -32,8 +32,8 @@ class EnvArgs:
 
     env_id: str = "noisy_envs/SimpleCentroid-v0"
     """environment ID; `python -m noisy_envs` lists this package's"""
-    preset: Literal["paper", "fast"] = "fast"
-    """table of presets.toml that sets the other defaults; "paper" for the IDs of the paper's experiments"""
+    preset: Literal["fast", "paper", "paper-text"] = "fast"
+    """table of presets.toml that sets the other defaults; "paper-text" for the IDs of the paper's experiments"""
     num_noise: tuple[int, ...] = ()
     """number of noise tokens (obstacles in SimpleTag); pass several values with --evaluate"""
     env_kwargs: tuple[str, ...] = ()

@@ -67,6 +67,7 @@ class RunArgs(EnvArgs):
     """record an episode at the end of training"""
 
 
+PAPER = "paper-text"  # the default preset of the IDs of the paper's experiments
 # what may change when a run is resumed, because learning does not depend on it
 MAY_CHANGE = {field.name for field in fields(RunArgs)} - {field.name for field in fields(EnvArgs)} | {"total_timesteps"}
 # lowest and highest values of settings; other numbers, of a copied agent for example, need only be finite
@@ -118,8 +119,8 @@ def parse(module: ModuleType, argv: Sequence[str]) -> Any:
 def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str) -> Any:
     """Return the default settings for an environment ID.
 
-    The default `preset` is "paper" for the IDs of the paper's experiments, and "fast" for all others. A file that was
-    copied without presets.toml has its own defaults for every ID.
+    The default `preset` is "paper-text" for the IDs of the paper's experiments, and "fast" for all others. A file that
+    was copied without presets.toml has its own defaults for every ID.
 
     Raises:
         ValueError: there is no such preset for this environment, or presets.toml holds an unknown setting.
@@ -130,12 +131,13 @@ def preset_args(module: ModuleType, env_id: str, preset: str | None, device: str
         raise ValueError(f"preset={preset!r}: expected none, as {path} is missing")
     presets = load_presets(path)
     name = "gymnasium" if game == registration.OTHER else game
-    in_paper = name in presets["paper"] and parameters not in ({}, MPE)
-    fast = preset == "fast" or (not preset and not in_paper)
-    if not fast and name not in presets["paper"]:
-        raise ValueError(f"preset={preset!r}: the paper has no settings for {env_id}, only 'fast' is available")
-    preset = "fast" if fast else "paper"
-    values = presets[preset].get(name, {})
+    if preset is None:
+        in_paper = name in presets.get(PAPER, {}) and parameters not in ({}, MPE)
+        preset = PAPER if in_paper else "fast"
+    known = ["fast", *(other for other in presets if name in presets[other] and other != "fast")]
+    if preset not in known:
+        raise ValueError(f"preset={preset!r}: expected {' or '.join(map(repr, known))} for {env_id}")
+    values = presets.get(preset, {}).get(name, {})
     check_types(module, values, f"presets.toml, [{preset}.{name}]")
     on_gpu = device.startswith("cuda")
     can_compile = on_gpu or shutil.which(os.environ.get("CXX", "g++")) is not None
@@ -152,7 +154,7 @@ def load_presets(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         ValueError: naming the file, and what is wrong there.
     """
     if not path.is_file():
-        return {"fast": {}, "paper": {}}
+        return {}
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -62,6 +62,10 @@ def weights(run):
         (["--ent-coef", "inf"], "ent_coef=inf: expected a number from 0 to 1000000"),
         (["--gae-lambda", "nan"], "gae_lambda=nan: expected a number from 0 to 1"),
         (["--log-std-min", "1"], "log_std_min=1.0: expected at most log_std_max=0.5"),
+        (
+            ["--preset", "slow"],
+            "preset='slow': expected 'fast' or 'paper-text' or 'paper' for noisy_envs/SimpleCentroid",
+        ),
         (["--dual-clip", "0.5"], "dual_clip=0.5: expected more than 1, or 0 for none"),
         (["--device", ""], "device='': "),
         (["--device", "meta"], "device='meta': "),

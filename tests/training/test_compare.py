@@ -554,6 +554,7 @@ def test_runs_in_one_process(tmp_path, capsys):
         ("-- --device cpu", (False, 1)),
         ("--together", (True, 1)),
         ("-- --device cuda --track", (False, 1)),
+        ("-- --device cuda --kernel torch", (False, 1)),
         ("--env-ids CartPole-v1 -- --device cuda", (False, 1)),
         ("--agents-dir MINE -- --device cuda", (False, 1)),
         ("--agents-dir MINE --together -- --device cuda", (True, 4)),

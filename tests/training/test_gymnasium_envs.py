@@ -268,7 +268,7 @@ def test_ours_are_ours_with_a_module_too(module, ppo):
     env_id = "noisy_envs/SimpleTag-1v3v28-v0"
     assert registration.find(f"{module}:{env_id}") == registration.ENVIRONMENTS[env_id]
     args = parse(ppo, ["--env-id", f"{module}:{env_id}"])
-    assert (args.env_id, args.preset) == (env_id, "paper")
+    assert (args.env_id, args.preset) == (env_id, "paper-text")
 
 
 @pytest.mark.parametrize(
@@ -642,7 +642,7 @@ def test_an_evaluation_at_other_noise_with_a_film(ppo, trained, tmp_path, capsys
     ("words", "told"),
     [
         (["--env-id", "CartPole-v7"], "env_id='CartPole-v7'"),
-        ([*WORDS, "--preset", "paper"], "preset='paper': the paper has no settings for CartPole-v1"),
+        ([*WORDS, "--preset", "paper"], "preset='paper': expected 'fast' for CartPole-v1"),
         (["--env-id", CARTPOLE, "--learners", "all"], "learners='all': expected one of first in CartPole-v1"),
         (["--env-id", CARTPOLE, "--env-kwargs", "wind=3"], "wind"),
         (["--env-id", "Odd-v0", "--env-kwargs", "num_noise=x"], "num_noise='x'"),
