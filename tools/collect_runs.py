@@ -133,9 +133,8 @@ def collect(out: Path, folders: Sequence[Path]) -> list[str]:
     """Add the runs in folders to a file, and return why others are refused."""
     runs = read_lines(out) if out.exists() else {}
     before, refused, evaluations = len(runs), [], read_evaluations(folders)
-    found = {path.parent.resolve() for folder in folders for path in folder.rglob("metrics.csv")}
-    found |= {path.parent.resolve() for folder in folders for path in folder.rglob("summary.json")}
-    for folder in sorted(found):
+    files = [path for folder in folders for name in ("metrics.csv", "summary.json") for path in folder.rglob(name)]
+    for folder in sorted({path.parent.resolve() for path in files}):
         try:
             run = describe(folder, evaluations.pop(key(folder), []))
         except (ValueError, OSError) as error:

@@ -2,7 +2,8 @@
 
 Each file NAME.jsonl of tools/collect_runs.py gives `images/NAME_scores.png` (score against SNR),
 `images/NAME_curves.png` (training) and the text between `<!-- table NAME -->` and `<!-- end -->` in results.md. Runs
-are grouped by the settings in which the runs of a file differ. What is missing is listed below the tables and printed.
+are grouped by the settings in which the runs of a file differ; each game needs a file of its own. What is missing is
+listed below the tables and printed.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def main(argv: Sequence[str]) -> None:
         runs = list(read_lines(path).values())
         tables[path.stem] = make_tables(runs)
         draw(runs, docs / "images" / path.stem, digest(path))
-        marked = f"<!-- table {path.stem} -->" in before
-        missing = find_missing(group(by_actions(runs))) + [f"no table in {page}"] * (not marked)
+        missing = find_missing(group(by_actions(runs)))
+        missing += [f"a table in {page}"] * (f"<!-- table {path.stem} -->" not in before)
         print("\n".join([f"{path}: {len(runs)} runs", *(f"  missing: {line}" for line in missing)]))
     write_atomically(page, fill(before, tables))
 

@@ -151,8 +151,7 @@ def plot_score_curves(
         for number, (head, curves) in enumerate(heads.items()):
             x = length * (np.arange(curves.shape[1]) + 0.5) / curves.shape[1]
             means, low, high = mean_interval(curves)
-            style = _look(head, number)
-            axes.plot(x, means, **style)
+            axes.plot(x, means, **(style := _look(head, number)))
             axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlim(0, length)
@@ -186,7 +185,7 @@ def _look(head: str, number: int) -> dict[str, Any]:
     """Return how the line of a head is drawn, the same in all panels; `number` is that of a head of a user."""
     number = list(COLOURS).index(head) if head in COLOURS else number
     colour = COLOURS.get(head, OTHER_COLOURS[number % len(OTHER_COLOURS)])
-    style: dict[str, Any] = {"color": colour, "linestyle": STYLES[number % len(STYLES)], "linewidth": 1.4}
+    style = {"color": colour, "linestyle": STYLES[number % len(STYLES)], "linewidth": 1.4}
     return style | {"label": HEAD_NAMES.get(head, head)}
 
 
