@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 GPU_TESTS := $(addprefix tests/,nn interfaces/test_device_step.py interfaces/test_functional.py interfaces/test_padding.py \
 	interfaces/test_vector_env.py supervised/test_supervised.py supervised/test_synthetic.py training/test_gpu.py)
 
-.PHONY: help demo test test-process test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark clean
+.PHONY: help demo test test-process test-gpu test-slow test-lowest test-newest lint types types-platforms docs wheel lock audit benchmark results clean
 
 demo: $(VENV)/agents  ## train for minutes, draw the curve and an episode
 	$(BIN)/python agents/ppo_adapool.py
@@ -72,6 +72,9 @@ lock: $(BIN)/uv  ## renew requirements-dev.txt: exact versions and hashes of all
 
 audit: $(BIN)/uv  ## look the locked versions up among the known vulnerabilities; needs a network
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement requirements-dev.txt
+
+results: $(VENV)/agents  ## make the figures and tables of docs/results.md from the runs in docs/data; needs no GPU
+	$(BIN)/python tools/make_results.py
 
 benchmark: $(VENV)/dev  ## speed on this machine, beside the peers that are installed
 	$(BIN)/python benchmarks/env_speed.py

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noisy_envs.training.files import write_atomically
-from noisy_envs.training.statistics import RESAMPLES, Estimate, Rows, mean_curve
+from noisy_envs.training.statistics import RESAMPLES, Estimate, Rows, mean_curve, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,15 +101,100 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     for number, (head, runs) in enumerate(panel.curves.items()):
         steps, means, errors = mean_curve(runs)
         point = "o" if len(steps) == 1 else None  # a single point has no line
-        colour = COLOURS.get(head, OTHER_COLOURS[number % len(OTHER_COLOURS)])
-        style: dict[str, Any] = {"color": colour, "linestyle": STYLES[number % len(STYLES)], "marker": point}
-        axes.plot(steps, means, **style, linewidth=1.4, label=HEAD_NAMES.get(head, head))
-        axes.fill_between(steps, means - errors, means + errors, color=colour, alpha=0.25, linewidth=0)
+        style = _look(head, number)
+        axes.plot(steps, means, **style, marker=point)
+        axes.fill_between(steps, means - errors, means + errors, color=style["color"], alpha=0.25, linewidth=0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     axes.set_xlim(left=0)
+
+
+def plot_levels(path: Path, panels: dict[str, dict[str, list[Estimate]]], snrs: Sequence[float], source: str) -> None:
+    """Plot normalised scores by SNR as a PNG, a panel for each setting: estimates with their intervals.
+
+    Args:
+        path: of the PNG.
+        panels: title -> head -> an estimate for each SNR; NaN leaves a place empty.
+        snrs: one for each noise level, from left to right.
+        source: what the figure shows, see `write_png`.
+    """
+    figure, grid = _score_panels(list(panels), min(3, len(panels)), "SNR (share of signal tokens)", 3.6)
+    for axes, heads in zip(grid, panels.values(), strict=False):
+        for number, (head, estimates) in enumerate(heads.items()):
+            value, low, high = np.array(estimates).T
+            x = np.arange(len(snrs)) + 0.09 * (number - (len(heads) - 1) / 2)  # so that no interval hides another
+            errors = np.nan_to_num([value - low, high - value]).clip(min=0)  # without interval, no bar
+            axes.errorbar(x, value, errors, **_look(head, number), marker=MARKERS.get(head, "o"), capsize=2.5)
+        axes.set_xticks(range(len(snrs)), [f"{snr:.3g}" for snr in snrs])
+        axes.set_xlim(-0.5, len(snrs) - 0.5)
+    _finish(path, figure, source)
+
+
+def plot_score_curves(
+    path: Path, panels: dict[str, dict[str, npt.NDArray[Any]]], columns: int, steps: Sequence[float], source: str
+) -> None:
+    """Plot training scores in bins as a PNG, a panel for each noise level of a setting: means with their intervals.
+
+    Args:
+        path: of the PNG.
+        panels: title -> head -> curves (n, T) of n runs.
+        columns: number of panels in a row.
+        steps: of each panel's longest run.
+        source: what the figure shows, see `write_png`.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    figure, grid = _score_panels(list(panels), columns, "environment steps", 2.9)
+    for axes, heads, length in zip(grid, panels.values(), steps, strict=False):
+        for number, (head, curves) in enumerate(heads.items()):
+            x = length * (np.arange(curves.shape[1]) + 0.5) / curves.shape[1]
+            means, low, high = mean_interval(curves)
+            axes.plot(x, means, **(style := _look(head, number)))
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set_xlim(0, length)
+        if not heads:
+            axes.remove()
+    _finish(path, figure, source)
+
+
+def _score_panels(titles: Sequence[str], columns: int, xlabel: str, height: float) -> tuple[Figure, Any]:
+    """Return a figure with panels of normalised scores, and the panels in order."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(titles) // columns)
+    figure = Figure(figsize=(max(6, 3.1 * columns + 0.6), height * rows + 0.5), dpi=120, layout="constrained")
+    figure.supylabel("normalised score", fontsize="medium")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for number, axes in enumerate(grid):
+        if number >= len(titles):
+            axes.remove()
+            continue
+        axes.axhline(1, color="0.35", linestyle="--", linewidth=1)
+        axes.axhline(0, color="0.35", linestyle=":", linewidth=1)
+        axes.set_title("\n".join(textwrap.fill(line, 42) for line in titles[number].splitlines()), fontsize=9)
+        axes.set_xlabel(xlabel)
+        axes.tick_params(labelleft=True)
+        axes.grid(alpha=0.25)
+    return figure, grid
+
+
+def _look(head: str, number: int) -> dict[str, Any]:
+    """Return how the line of a head is drawn, the same in all panels; `number` is that of a head of a user."""
+    number = list(COLOURS).index(head) if head in COLOURS else number
+    colour = COLOURS.get(head, OTHER_COLOURS[number % len(OTHER_COLOURS)])
+    style = {"color": colour, "linestyle": STYLES[number % len(STYLES)], "linewidth": 1.4}
+    return style | {"label": HEAD_NAMES.get(head, head)}
+
+
+def _finish(path: Path, figure: Figure, source: str) -> None:
+    """Add a legend of all heads, and write the figure."""
+    pairs = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {label: line for lines, labels in pairs for line, label in zip(lines, labels, strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=6, frameon=False)
+    write_png(path, figure, source)
 
 
 def plot_curve(
@@ -237,10 +322,10 @@ def _label_cell(axes: Axes, row: int, column: int, numbers: Sequence[float], col
         axes.annotate(f"{low} to {high}", (column, row), (0, -8), fontsize=7.5, **style)
 
 
-def write_png(path: Path, figure: Figure) -> None:
-    """Write a figure as a PNG, without the global state of pyplot."""
+def write_png(path: Path, figure: Figure, source: str = "") -> None:
+    """Write a figure as a PNG, without the global state of pyplot; its text field `Source` holds `source`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Source": source} if source else None)
     write_atomically(path, buffer.getvalue())

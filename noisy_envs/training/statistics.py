@@ -47,7 +47,7 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 class Estimate(NamedTuple):
-    """An interquartile mean, or a difference of two, with its 95% interval, which is NaN below three seeds."""
+    """An interquartile mean, a difference of two, or a probability, with a 95% interval, NaN below three seeds."""
 
     value: float
     low: float
@@ -58,19 +58,28 @@ class Estimate(NamedTuple):
         return f"{self.value:.3f}" + (f" ({self.low:.3f} to {self.high:.3f})" if np.isfinite(self.low) else "")
 
 
-def resampled_iqm(scores: Sequence[float], seed: int) -> np.ndarray:
-    """Return interquartile means (R,) of scores drawn with replacement."""
+def resample(scores: Sequence[float], seed: int) -> np.ndarray:
+    """Return scores (R, n) drawn with replacement from n scores."""
     index = np.random.default_rng(seed).integers(0, len(scores), (RESAMPLES, len(scores)))
-    return iqm(np.asarray(scores)[index])
+    return np.asarray(scores)[index]
 
 
-def estimate(scores: Sequence[float]) -> Estimate:
-    """Estimate the interquartile mean of the scores of n >= 1 seeds.
+def resample_counts(n: int, seed: int) -> np.ndarray:
+    """Return how often each of n runs is drawn in a resample of n runs with replacement: (R, n)."""
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+
+
+def estimate(*strata: Sequence[float]) -> Estimate:
+    """Estimate the interquartile mean of the scores of n >= 1 seeds, or of such scores at several noise levels.
+
+    The scores of all strata, such as noise levels, are pooled; each stratum is resampled on its own (stratified
+    bootstrap).
 
     Intervals of few seeds are too narrow: for normal scores of 2, 3, 5 and 10 seeds, 95% intervals hold the true value
     in 50, 76, 89 and 93% of cases (2,000 simulations). For two seeds none is given.
     """
-    return _estimate(float(iqm(np.asarray(scores))), resampled_iqm(scores, 0), len(scores))
+    samples = np.concatenate([resample(scores, seed) for seed, scores in enumerate(strata)], axis=1)
+    return _estimate(float(iqm(np.concatenate(strata))), iqm(samples), min(map(len, strata)))
 
 
 def drop(low_noise: Sequence[float], high_noise: Sequence[float]) -> Estimate:
@@ -79,8 +88,27 @@ def drop(low_noise: Sequence[float], high_noise: Sequence[float]) -> Estimate:
     Both are resampled independently.
     """
     value = float(iqm(np.asarray(low_noise)) - iqm(np.asarray(high_noise)))
-    samples = resampled_iqm(low_noise, 0) - resampled_iqm(high_noise, 1)
+    samples = iqm(resample(low_noise, 0)) - iqm(resample(high_noise, 1))
     return _estimate(value, samples, min(len(low_noise), len(high_noise)))
+
+
+def probability_of_improvement(*strata: tuple[Sequence[float], Sequence[float]]) -> Estimate:
+    """Estimate how likely a run of one setting scores higher than a run of another; a tie counts half.
+
+    As in rliable, this is the mean over all pairs of runs (Mann-Whitney) in each stratum, such as a noise level, and
+    then over strata. Runs of both settings are resampled independently in each stratum.
+
+    Args:
+        strata: scores of the first and of the second setting, (n,) and (m,), in each stratum.
+    """
+    values, samples = [], []
+    for number, (first, second) in enumerate(strata):
+        better = (1 + np.sign(np.subtract.outer(first, second))) / 2  # (n, m)
+        counts = resample_counts(len(first), 2 * number), resample_counts(len(second), 2 * number + 1)
+        values.append(better.mean())
+        samples.append((counts[0] @ better * counts[1]).sum(axis=1) / better.size)
+    fewest = min(len(scores) for pair in strata for scores in pair)
+    return _estimate(float(np.mean(values)), np.mean(samples, axis=0), fewest)
 
 
 def _estimate(value: float, samples: np.ndarray, seeds: int) -> Estimate:
@@ -101,3 +129,14 @@ def mean_curve(runs: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     values = np.array([[run[step] for step in steps] for run in returns])  # (n, T)
     errors = values.std(axis=0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.zeros(len(steps))
     return np.array(steps), values.mean(axis=0), errors
+
+
+def mean_interval(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return means and ends of their bootstrapped 95% intervals, (T,) each, of the curves of n runs (n, T).
+
+    Where a run has no value (NaN), there are none; below three runs there are no intervals.
+    """
+    count = len(curves)
+    samples = resample_counts(count, 0) @ curves / count  # (R, T)
+    low, high = np.quantile(samples, (0.025, 0.975), axis=0) if count > 2 else np.full((2, curves.shape[1]), np.nan)
+    return curves.mean(axis=0), low, high
