@@ -166,7 +166,7 @@ def test_every_row_of_the_learning_speed_without_kernels(learning_speed, tmp_pat
     many = found["many-1m"]
     assert (many["runs"], many["not finished or failed"], many["steps"]) == (4, 0, 4 * 128)
     assert many["steps/s of learning"] > many["steps/s of all"]
-    assert found["learn"]["difference"][0] == 0  # torch on both sides
+    assert found["learn"]["difference"][0] == pytest.approx(0, abs=1e-6)  # runs together, and alone
     assert found["start"]["cold"]["first gradient"] > 0
 
 
@@ -205,7 +205,9 @@ def test_runs_are_asked_to_stop_at_the_time_limit(learning_speed, tmp_path, caps
     row = program.Row(None, program.time.monotonic() + program.GRACE + 1.5, {})
     row = row._replace(args=program.argparse.Namespace(runs_dir=tmp_path))
     script = tmp_path / "script.py"
-    text = "import sys, time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved'); sys.exit(130)\n"
+    text = "import signal, sys, time\n"
+    text += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # shells let background jobs ignore it
+    text += "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved'); sys.exit(130)\n"
     script.write_text(text)
     with pytest.raises(program.Stopped):
         row.run("sleep", [script])
