@@ -139,9 +139,9 @@ def make_loss(module: ModuleType, runs: ManyRuns) -> Callable[..., tuple[Tensor,
 def update(runs: ManyRuns, gradient: Gradient, samples: Any, iteration: int) -> dict[str, Tensor]:
     """Learn from samples (S, M, ...) for several epochs; return what the agents' `update` does, (S,) each."""
     log, counts, coefficients = [], [], runs.kl_coefs()
-    for batch in runs.minibatches(samples):
+    for batch in runs.minibatches(samples, iteration):
         losses = gradient(batch, runs.dropout_masks(), coefficients)
-        norms, counted = runs.step(iteration, losses["approx_kl"])  # a run may have ended its update before the others
+        norms, counted = runs.step(losses["approx_kl"])  # a run may have ended its update before the others
         log.append(torch.stack([*losses.values(), norms]).where(counted, 0.0))
         counts.append(counted)
     means = torch.stack(log).sum(0) / torch.stack(counts).sum(0)

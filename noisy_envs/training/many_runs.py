@@ -73,7 +73,8 @@ class RunStack(nn.Module):
         self._moments = [
             torch.stack([flat(adam_states(member, name)) for member in members]) for name in ("exp_avg", "exp_avg_sq")
         ]
-        self._steps = [int(next(adam_states(member, "step"))) for member in members]
+        steps = [[float(next(adam_states(member, "step")))] for member in members]
+        self._steps = torch.tensor(steps, dtype=torch.float64, device=self.weights.device)  # (S, 1)
 
     def call(self, weights: Tensor, function: Callable[..., Any], *inputs: Any) -> Any:
         """Call a function of an agent and `inputs` with the agent's weights replaced by a row (P,)."""
@@ -81,34 +82,27 @@ class RunStack(nn.Module):
         row = {f"agent.{name}": part.view(shape) for (name, shape), part in parts}
         return functional_call(_Call(self._agent[0], function), row, inputs)
 
-    def step(self, rates: list[float], max_norms: Tensor, learning: list[bool]) -> Tensor:
-        """Clip the gradients, take a step of Adam, and return the norms (S,).
+    def step(self, rates: Tensor, max_norms: Tensor, learning: Tensor | None) -> Tensor:
+        """Clip the gradients, take a step of Adam, and return the norms (S,), without waiting for a GPU.
 
         Args:
-            rates: learning rate of each run.
+            rates: learning rates (S, 1).
             max_norms: (S, 1).
-            learning: which runs take the step.
+            learning: which runs take the step, bool (S, 1); None for all.
         """
         gradient, (mean, square) = self.weights.grad, self._moments
         assert gradient is not None
+        weights, (first, second) = self.weights.detach(), self._betas
         norms = gradient.norm(dim=1, keepdim=True)
         gradient = gradient * (max_norms / (norms + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_ does
-        self._steps = [steps + learns for steps, learns in zip(self._steps, learning, strict=True)]
-        first, second = self._betas
-        # Adam's corrections, by Python as those of torch.optim; before its first step a run has none
-        corrections = [(1 - first ** max(steps, 1), 1 - second ** max(steps, 1)) for steps in self._steps]
-        table = [(rate / a, b) for rate, (a, b) in zip(rates, corrections, strict=True)]
-        step_size, correction = self.weights.detach().new_tensor(table).split(1, dim=1)
+        steps = self._steps + 1
+        corrections = (1 - first**steps).to(gradient.dtype), (1 - second**steps).to(gradient.dtype)
         new_mean = mean.lerp(gradient, 1 - first)
         new_square = (square * second).addcmul_(gradient, gradient, value=1 - second)
-        new_weights = self.weights.detach() - step_size * new_mean / ((new_square / correction).sqrt() + self._eps)
-        news = [new_mean, new_square, new_weights]
-        olds = [mean, square, self.weights.detach()]
-        if not all(learning):
-            rows = torch.tensor(learning, device=gradient.device)[:, None]
-            news = [torch.where(rows, new, old) for new, old in zip(news, olds, strict=True)]
-        for old, new in zip(olds, news, strict=True):
-            old.copy_(new)
+        roots = (new_square / corrections[1]).sqrt() + self._eps
+        news = [new_mean, new_square, weights - rates / corrections[0] * new_mean / roots, steps]
+        for old, new in zip([mean, square, weights, self._steps], news, strict=True):
+            old.copy_(new if learning is None else torch.where(learning, new, old))
         return norms.squeeze(1)
 
     def unstack(self, row: int, member: Member) -> None:
@@ -119,7 +113,7 @@ class RunStack(nn.Module):
             for weight, (value, mean, square) in zip(member.agent.parameters(), parts, strict=True):
                 weight.copy_(value.view_as(weight))
                 member.optimizer.state[weight] = {
-                    "step": torch.tensor(float(self._steps[row])),
+                    "step": torch.tensor(float(self._steps[row, 0])),
                     "exp_avg": mean.view_as(weight),
                     "exp_avg_sq": square.view_as(weight),
                 }
@@ -218,7 +212,10 @@ class ManyRuns:
             for member in self.members:
                 member.agent.encoder.hash_dropout = True
         self._max_norms = self._setting("max_grad_norm")
-        self._learning = [True] * len(members)
+        # of an update, set by `minibatches`: learning rates, and which runs still learn, on the device and here
+        self._rates: Tensor
+        self._counted: Tensor
+        self._learning: list[bool]
         self._stopping = self._stopped = False  # whether a signal came, and whether the last checkpoint was saved since
 
     def _setting(self, name: str) -> Tensor:
@@ -258,13 +255,18 @@ class ManyRuns:
         shape, distribution = (self.args.num_steps, self.envs.num_learners), self.agent.distribution
         return torch.cat([distribution.noise(shape, self.args.device, x.generator) for x in self.members], dim=1)
 
-    def minibatches(self, samples: Any) -> Iterator[Any]:
+    def minibatches(self, samples: Any, iteration: int) -> Iterator[Any]:
         """Yield random splits of samples (S, M, ...) for all epochs of an update, until no run learns any more.
 
-        In each run they are those that `accelerate.minibatches` yields.
+        In each run they are those that `accelerate.minibatches` yields. `iteration` is the number of the update.
         """
+        rates = [self._rate(member, iteration) for member in self.members]
+        for member, rate in zip(self.members, rates, strict=True):
+            member.optimizer.param_groups[0]["lr"] = rate  # which a checkpoint holds
         count, size, device = samples[0].shape[1], self.args.minibatch_size, samples[0].device
-        index, self._learning = torch.arange(len(self), device=device)[:, None], [True] * len(self)
+        self._rates = self._max_norms.new_tensor(rates)
+        self._learning, self._counted = [True] * len(self), torch.ones(len(self), dtype=torch.bool, device=device)
+        index = torch.arange(len(self), device=device)[:, None]
         for _ in range(self.args.update_epochs):
             batches: Any = [samples]
             if size < count:
@@ -296,23 +298,20 @@ class ManyRuns:
         like = next((mask for mask in drawn if mask is not None), None)
         return None if like is None else torch.stack([torch.ones_like(like) if x is None else x for x in drawn])
 
-    def step(self, iteration: int, kl: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a step of the optimizer in iteration number `iteration`, in the runs that still learn.
+    def step(self, kl: Tensor) -> tuple[Tensor, Tensor]:
+        """Take a step of the optimizer in the runs that still learn.
 
         Args:
-            iteration: number of the update.
             kl: divergence of each run's minibatch, (S,), at which a run may learn no more.
 
         Returns:
             The norms of the gradients (S,), and which runs took the minibatch into account, bool (S,).
         """
-        rates = [self._rate(member, iteration) for member in self.members]
-        for member, rate in zip(self.members, rates, strict=True):
-            member.optimizer.param_groups[0]["lr"] = rate  # which a checkpoint holds
-        counted = torch.tensor(self._learning, device=kl.device)
-        if getattr(self.args, "max_kl", 0):  # asking for the divergences waits for the device
-            self._learning = (counted & ~(kl > self.args.max_kl)).tolist()
-        return self.stack.step(rates, self._max_norms[:, None], self._learning), counted
+        counted, learning = self._counted, None
+        if getattr(self.args, "max_kl", 0):
+            self._counted = counted & ~(kl > self.args.max_kl)
+            self._learning, learning = self._counted.tolist(), self._counted[:, None]  # waits for the device
+        return self.stack.step(self._rates[:, None], self._max_norms[:, None], learning), counted
 
     def _rate(self, member: Member, iteration: int) -> float:
         rate: float = self._module.learning_rate(member.run.args, iteration / member.run.num_iterations)

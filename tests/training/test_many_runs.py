@@ -197,9 +197,9 @@ def test_the_step_of_all_environments_is_compiled_at_once(tmp_path, monkeypatch)
 def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):
     step = many_runs.ManyRuns.step
 
-    def spoiled(runs, iteration, kl):
-        result = step(runs, iteration, kl)
-        if iteration == 1 and len(runs) == 2:
+    def spoiled(runs, kl):
+        result = step(runs, kl)
+        if runs.members[0].run.updates == 1 and len(runs) == 2:
             runs.stack.weights.data[0] = math.nan
         return result
 
