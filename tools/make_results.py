@@ -1,9 +1,14 @@
 """Make the figures and tables of docs/results.md from docs/data/*.jsonl: python tools/make_results.py [DOCS].
 
-Each file NAME.jsonl of tools/collect_runs.py gives `images/NAME_scores.png` (score against SNR),
-`images/NAME_curves.png` (training) and the text between `<!-- table NAME -->` and `<!-- end -->` in results.md. Runs
-are grouped by the settings in which the runs of a file differ; each game needs a file of its own. What is missing is
-listed below the tables and printed.
+A file NAME.jsonl of tools/collect_runs.py gives the figures that results.md shows, `images/NAME_scores.png` (score
+against SNR) and `images/NAME_curves.png` (training), and the tables between `<!-- table NAME KIND -->` and
+`<!-- end -->`. Runs are grouped by the settings in which the runs of a file differ. Kinds:
+
+  best         scores by the best actions
+  sampled      scores by sampled actions: of an evaluation, or else of the last tenth of training
+  improvement  how likely AdaPool scores higher than each other head, by the best actions
+  stability    scores of all heads together, runs that broke down, and updates with a large KL divergence
+  missing      runs that a group lacks
 """
 
 from __future__ import annotations
@@ -23,8 +28,12 @@ from noisy_envs.training.run_lines import level_of, read_lines
 from noisy_envs.training.statistics import Estimate, estimate, probability_of_improvement
 
 REFERENCE = "adapool"  # the head that is compared with each other one
+QUERY_VECTOR = "query_vector"  # the setting by which "adapool" gives them to that head alone
+TITLES = {"adapool": "vectors in AdaPool alone", "none": "no vectors", "all": "vectors in all heads"}  # its values
 NONE = Estimate(np.nan, np.nan, np.nan)
-BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TENTH = 4  # of the 40 bins of a curve
+FALL = 0.1  # from its best training score, with which a run counts as broken down
+BLOCK = re.compile(r"(<!-- table (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Run = dict[str, Any]
 Cells = dict[str, dict[int, Run]]  # by noise level and seed
 
@@ -37,13 +46,17 @@ class Experiment(NamedTuple):
     groups: dict[str, dict[str, Cells]]  # by the other settings and head
 
 
-def by_actions(runs: Sequence[Run]) -> list[Run]:
-    """Return each run once for each of its evaluations, with its score and the actions as a setting."""
-    return [
-        {**run, "score": score, "settings": {**run["settings"], "actions": actions}}
-        for run in runs
-        for actions, (score, *_) in run["scores"].items()
-    ]
+def by_actions(runs: Sequence[Run], actions: str) -> list[Run]:
+    """Return the runs that have a score by "best" or by "sampled" actions, with that score."""
+    found = []
+    for run in runs:
+        scores = {name: value for name, (value, *_) in run["scores"].items()}
+        late = [x for x in run["curve"][-TENTH:] if x is not None]
+        if late:  # training samples its actions
+            scores.setdefault("sampled", float(np.mean(late)))
+        if actions in scores:
+            found.append({**run, "score": scores[actions]})
+    return found
 
 
 def group(runs: Sequence[Run]) -> Experiment:
@@ -61,7 +74,31 @@ def group(runs: Sequence[Run]) -> Experiment:
         label = ", ".join(f"{name} {own[name]}" for name in varied if name in own) or "by default" * bool(varied)
         cells = groups.setdefault(label, {head: {level: {} for level in snrs} for head in heads})
         cells[run["agent"]][level_of(run)][run["seed"]] = run
-    return Experiment(common, snrs, dict(sorted(groups.items())))
+    return Experiment(common, snrs, dict(sorted(groups.items(), key=place)))
+
+
+def place(group: tuple[str, Any]) -> tuple[int, str]:
+    """Return what groups are sorted by: the number of settings in the label, then the label."""
+    label, _ = group
+    return (0 if label == "by default" else 1 + label.count(",")), label
+
+
+def add_one_head(experiment: Experiment) -> Experiment:
+    """Add the settings in which REFERENCE alone has query vectors: its runs and those of the other heads are there."""
+    groups = {}
+    for label, heads in experiment.groups.items():
+        without = experiment.groups.get(label.replace(f"{QUERY_VECTOR} all", f"{QUERY_VECTOR} none"), heads)
+        if without is not heads and REFERENCE in heads:
+            one = {REFERENCE: heads[REFERENCE]}
+            groups[label.replace(f"{QUERY_VECTOR} all", f"{QUERY_VECTOR} {REFERENCE}")] = without | one
+    return experiment._replace(groups=groups | experiment.groups)
+
+
+def title_of(label: str) -> str:
+    """Return how a page names a label."""
+    for value, title in TITLES.items():
+        label = label.replace(f"{QUERY_VECTOR} {value}", title)
+    return label
 
 
 def scores_of(cells: Cells, level: str) -> list[float]:
@@ -70,9 +107,9 @@ def scores_of(cells: Cells, level: str) -> list[float]:
 
 
 def score_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
-    """Return a head's interquartile mean at noise levels, and the number of runs."""
+    """Return a head's interquartile mean at noise levels."""
     strata = [scores_of(heads[head], level) for level in levels]
-    return f"{estimate(*strata)}, n = {sum(map(len, strata))}" if all(strata) else "none"
+    return str(estimate(*strata)) if all(strata) else "none"
 
 
 def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
@@ -90,13 +127,15 @@ def format_table(
     """Format a table in Markdown: a row for each setting and head, a column for each noise level and for all."""
     levels, several = list(experiment.snrs), len(experiment.groups) > 1
     columns = [[level] for level in levels] + ([levels] if levels[1:] else [])
-    names = [*(f"{level}, SNR {snr:.3g}" for level, snr in experiment.snrs.items()), "all levels"][: len(columns)]
+    sizes = (level.partition("-")[2] or level for level in levels)  # without the game, which is that of all runs
+    names = [f"{size}, SNR {snr:.3g}" for size, snr in zip(sizes, experiment.snrs.values(), strict=True)]
+    names += ["all levels"] * (len(columns) - len(levels))
     rows = [["settings"] * several + [corner, *names]]
     rows.append(["---"] * len(rows[0]))
     for label, cells in experiment.groups.items():
         for head in heads:
             texts = [cell(cells, head, column) for column in columns]
-            rows.append([label] * several + [HEAD_NAMES.get(head, head), *texts])
+            rows.append([title_of(label)] * several + [HEAD_NAMES.get(head, head), *texts])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -107,47 +146,67 @@ def find_missing(experiment: Experiment) -> list[str]:
         seeds = {seed for cells in heads.values() for runs in cells.values() for seed in runs}
         for level in experiment.snrs:
             if not any(cells[level] for cells in heads.values()):
-                lines.append((label, level, "all runs"))
+                lines.append((title_of(label), level, "all runs"))
                 continue
             for head, cells in heads.items():
                 lacking = ", ".join(map(str, sorted(seeds - cells[level].keys())))
                 what = f"seeds {lacking}" if cells[level] else "all runs"
-                lines += [(label, level, HEAD_NAMES.get(head, head), what)] * bool(lacking)
+                lines += [(title_of(label), level, HEAD_NAMES.get(head, head), what)] * bool(lacking)
     return [", ".join(filter(None, line)) for line in lines]
 
 
-def make_tables(runs: Sequence[Run]) -> str:
-    """Return the tables of a file's runs, and what is missing, in Markdown."""
-    experiment = group(by_actions(runs))
-    heads = list(next(iter(experiment.groups.values())))
-    others = [head for head in heads if head != REFERENCE]
-    parts = [
-        f"Settings of all runs: {experiment.common}. Normalised scores: interquartile means over n runs, with 95% "
-        "intervals (stratified bootstrap).",
-        format_table(experiment, "pooling", heads, score_cell),
-    ]
-    if REFERENCE in heads and others:
-        name = HEAD_NAMES[REFERENCE]
-        parts += [
-            f"Probability of improvement: how likely a run with {name} scores higher than one with the other pooling.",
-            format_table(experiment, f"{name} over", others, improvement_cell),
-        ]
-    missing = find_missing(experiment)
-    if missing:
-        parts += ["Missing:", "\n".join(f"* {line}" for line in missing)]
-    return "\n\n".join(parts)
+def stability_cell(heads: dict[str, Cells], _: str, levels: Sequence[str]) -> str:
+    """Return the score of all heads, how many runs broke down, and the share of updates with a KL above 1."""
+    runs = [run for cells in heads.values() for level in levels for run in cells[level].values()]
+    if not runs:
+        return "none"
+    strata = [scores for cells in heads.values() for level in levels if (scores := scores_of(cells, level))]
+    broken = sum(run["best"] - run["final"] > FALL for run in runs)
+    large = np.mean([run["kl_above_1"] for run in runs])
+    return f"{estimate(*strata)}; {broken} of {len(runs)}; {large:.2%}"
 
 
-def fill(page: str, tables: dict[str, str]) -> str:
-    """Return a page with the tables between their marks.
+def make_table(runs: Sequence[Run], kind: str) -> str:
+    """Return a table of a file's runs, in Markdown.
 
     Raises:
-        ValueError: the page marks a table of an unknown name.
+        ValueError: there is no such kind of table.
     """
-    unknown = {name for _, name, _ in BLOCK.findall(page)} - tables.keys()
-    if unknown:
-        raise ValueError(f"table {', '.join(sorted(unknown))}: expected a file of this name in docs/data")
-    return BLOCK.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n\n{match[3]}", page)
+    experiment = group(by_actions(runs, "sampled" if kind == "sampled" else "best"))
+    heads = list(next(iter(experiment.groups.values())))
+    if kind in ("best", "sampled"):
+        table = format_table(experiment, "pooling", heads, score_cell)
+        counts = {len(runs) for own in experiment.groups.values() for cells in own.values() for runs in cells.values()}
+        numbers = f"{min(counts - {0})} to {max(counts)}" if len(counts - {0}) > 1 else str(max(counts))
+        return f"All runs: {experiment.common}; {numbers} seeds.\n\n{table}"
+    if kind == "improvement":
+        others = [head for head in heads if head != REFERENCE]
+        return format_table(add_one_head(experiment), f"{HEAD_NAMES[REFERENCE]} over", others, improvement_cell)
+    if kind == "stability":
+        return format_table(experiment, "pooling", ["all heads"], stability_cell)
+    if kind == "missing":
+        return "\n".join(f"* {line}" for line in find_missing(experiment)) or "Nothing is missing."
+    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, stability or missing")
+
+
+def fill(page: str, files: dict[str, list[Run]]) -> str:
+    """Return a page with the tables between their marks.
+
+    Args:
+        page: text of the page.
+        files: the runs of each file, by its name.
+
+    Raises:
+        ValueError: the page marks a table of an unknown file or kind.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        start, name, kind, end = match.groups()
+        if name not in files:
+            raise ValueError(f"table {name}: expected a file of this name in docs/data")
+        return f"{start}\n{make_table(files[name], kind)}\n\n{end}"
+
+    return BLOCK.sub(table, page)
 
 
 def digest(path: Path) -> str:
@@ -155,41 +214,46 @@ def digest(path: Path) -> str:
     return f"{path.name} {hashlib.sha256(path.read_text(encoding='utf-8').encode()).hexdigest()[:16]}"
 
 
-def draw(runs: Sequence[Run], stem: Path, source: str) -> None:
-    """Draw the figures of a file's runs."""
-    experiment = group(by_actions(runs))
+def draw_scores(runs: Sequence[Run], path: Path, source: str) -> None:
+    """Draw scores against SNR."""
+    experiment = add_one_head(group(by_actions(runs, "best")))
     panels = {
-        label: {
+        title_of(label): {
             head: [estimate(scores) if (scores := scores_of(cells, level)) else NONE for level in experiment.snrs]
             for head, cells in heads.items()
         }
         for label, heads in experiment.groups.items()
     }
-    plot_levels(stem.with_name(f"{stem.name}_scores.png"), panels, list(experiment.snrs.values()), source)
+    plot_levels(path, panels, list(experiment.snrs.values()), source)
+
+
+def draw_curves(runs: Sequence[Run], path: Path, source: str) -> None:
+    """Draw scores in training."""
     experiment = group(runs)
     curves, steps = {}, []
     for label, heads in experiment.groups.items():
         for level in experiment.snrs:
             found = {head: list(cells[level].values()) for head, cells in heads.items() if cells[level]}
             arrays = {head: np.array([run["curve"] for run in some], float) for head, some in found.items()}
-            curves[f"{level}\n{label}"] = arrays
+            curves[f"{level}\n{title_of(label)}"] = arrays
             steps.append(max((run["steps"] for some in found.values() for run in some), default=1))
-    plot_score_curves(stem.with_name(f"{stem.name}_curves.png"), curves, len(experiment.snrs), steps, source)
+    plot_score_curves(path, curves, len(experiment.snrs), steps, source)
 
 
 def main(argv: Sequence[str]) -> None:
     """Make all figures and tables, and print what is missing."""
     docs = Path(argv[0]) if argv else Path(__file__).parents[1] / "docs"
-    page, tables = docs / "results.md", {}
-    before = page.read_text(encoding="utf-8")
+    page, files = docs / "results.md", {}
+    text = page.read_text(encoding="utf-8")
     for path in sorted((docs / "data").glob("*.jsonl")):
-        runs = list(read_lines(path).values())
-        tables[path.stem] = make_tables(runs)
-        draw(runs, docs / "images" / path.stem, digest(path))
-        missing = find_missing(group(by_actions(runs)))
-        missing += [f"a table in {page}"] * (f"<!-- table {path.stem} -->" not in before)
+        runs = files[path.stem] = list(read_lines(path).values())
+        for kind, draw in (("scores", draw_scores), ("curves", draw_curves)):
+            name = f"images/{path.stem}_{kind}.png"
+            if name in text:
+                draw(runs, docs / name, digest(path))
+        missing = find_missing(group(runs)) + [f"a table in {page}"] * (f"<!-- table {path.stem} " not in text)
         print("\n".join([f"{path}: {len(runs)} runs", *(f"  missing: {line}" for line in missing)]))
-    write_atomically(page, fill(before, tables))
+    write_atomically(page, fill(text, files))
 
 
 if __name__ == "__main__":

@@ -169,7 +169,10 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     write_runs(tmp_path / "data" / "all.jsonl")
     write_runs(tmp_path / "data" / "some.jsonl", [("avgpool", "1v1v30", "all"), ("adapool", "1v31v0", "none", 3)])
     page = tmp_path / "results.md"
-    page.write_text("# A\n<!-- table some -->\nold\n<!-- end -->\nB\n<!-- table all -->\n<!-- end -->\nC\n")
+    kinds = "best", "sampled", "improvement", "stability", "missing"
+    blocks = "{}\n".format("\n".join(f"<!-- table NAME {kind} -->\nold\n<!-- end -->" for kind in kinds))
+    figures = "![](images/all_scores.png) ![](images/some_curves.png)\n"
+    page.write_text(f"# A\n{figures}{blocks.replace('NAME', 'some')}B\n{blocks.replace('NAME', 'all')}C\n")
     make_results.main([str(tmp_path)])
     text = page.read_text()
     assert re.sub(r"(?s)(<!-- table).*?(end -->)", "", text) == "# A\n\nB\n\nC\n" and "old" not in text
