@@ -246,16 +246,6 @@ def test_runs_are_drawn_beside_each_other(tmp_path):
     assert wrong.returncode == 2 and "runs='three=nowhere': expected LABEL=FOLDER" in wrong.stderr
 
 
-def test_the_readmes_figure_is_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(sys, "argv", ["plot_noise.py", str(tmp_path / "noise.png")])
-    read_scores = runpy.run_path(str(ROOT / "tools" / "plot_noise.py"), run_name="__main__")["read_scores"]
-    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert read_scores(page, "SimpleTag")[1] == [(0.39, 0.17, 0.77), (0.1, 0.08, 0.11)]
-    assert read_scores(page, "head")[3][0] == (1.053, 1.05, 1.055)
-
-
 def test_unknown_id_has_no_references():
     with pytest.raises(KeyError, match="Nothing"):
         baseline_returns("noisy_envs/Nothing-v0")

@@ -159,7 +159,8 @@ def write_runs(path, left_out=()):
         score = round(0.8 - 0.5 * level + OFFSETS[name] + 0.05 * vector + 0.02 * seed**2, 4)
         run = {"env_id": f"noisy_envs/SimpleCentroid-{size}-v0", "env_kwargs": {}, "agent": name, "seed": seed}
         run |= {"snr": LEVELS[size], "preset": "paper", "settings": {"query_vector": setting, "dropout": 0.1}}
-        lines.append(run | {"steps": 1000, "scores": {"best": [score, 0, 1]}, "curve": [None, *[score] * (BINS - 1)]})
+        run |= {"steps": 1000, "scores": {"best": [score, 0, 1]}, "curve": [None] * (BINS - 4) + [0, 1, 0, score]}
+        lines.append(run | {"best": score + 0.2 * (seed == 1), "final": score, "kl_above_1": 0.01 * seed})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -169,32 +170,49 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     write_runs(tmp_path / "data" / "all.jsonl")
     write_runs(tmp_path / "data" / "some.jsonl", [("avgpool", "1v1v30", "all"), ("adapool", "1v31v0", "none", 3)])
     page = tmp_path / "results.md"
-    kinds = "best", "sampled", "improvement", "stability", "missing"
-    blocks = "{}\n".format("\n".join(f"<!-- table NAME {kind} -->\nold\n<!-- end -->" for kind in kinds))
-    figures = "![](images/all_scores.png) ![](images/some_curves.png)\n"
-    page.write_text(f"# A\n{figures}{blocks.replace('NAME', 'some')}B\n{blocks.replace('NAME', 'all')}C\n")
+    page.write_text(f"# A\n![](images/all_scores.png) ![](images/some_curves.png)\n{blocks('some')}B\n{blocks('all')}C\n")
     make_results.main([str(tmp_path)])
     text = page.read_text()
-    assert re.sub(r"(?s)(<!-- table).*?(end -->)", "", text) == "# A\n\nB\n\nC\n" and "old" not in text
-    some, whole = text.split("\nB\n")
-    assert "game SimpleCentroid, preset paper, dropout 0.1, actions best." in whole and "Missing" not in whole
+    assert text.count("<!-- table") == 2 * len(KINDS) and "old" not in text
+    table = {name: tables_of(text, name) for name in ("some", "all")}
+    best = table["all"]["best"]
+    assert "All runs: game SimpleCentroid, preset paper, dropout 0.1; 5 seeds." in best and "| 1v31v0, SNR 1 |" in best
     middle = (0.02 + 0.08 + 0.18) / 3  # of the seeds' 0, 0.02, 0.08, 0.18, 0.32 the ends are cut off
-    for vector, head, clean in (("none", "AvgPool", 0.8), ("all", "AdaPool", 0.95)):
-        cells = [f"{clean - drop + middle:.3f} ({estimate_of(clean - drop)}), n = 5" for drop in (0, 0.5)]
-        assert f"| query_vector {vector} | {head} | {' | '.join(cells)} | " in whole
-    wins = f"{(3 + 3 + 3.5 + 4 + 5) / 25:.3f}"  # of 0.1, 0.12, 0.18, 0.28, 0.42 over 0, 0.02, 0.08, 0.18, 0.32
-    row = r"\| query_vector \w+ \| AvgPool \| (0\.\d+) \(0\.\d+ to [01]\.\d+\) \| (0\.\d+) \("
-    assert re.findall(row, whole) == [(wins, wins)] * 2
-    missing = ["query_vector all, SimpleCentroid-1v1v30, AvgPool, all runs"]
-    missing += ["query_vector none, SimpleCentroid-1v31v0, AdaPool, seeds 3"]
-    assert re.findall(r"^\* (.*)", some, re.MULTILINE) == missing
+    for vectors, head, clean in (("no vectors", "AvgPool", 0.8), ("vectors in all heads", "AdaPool", 0.95)):
+        cells = [f"{clean - drop + middle:.3f} ({estimate_of(clean - drop)})" for drop in (0, 0.5)]
+        assert f"| {vectors} | {head} | {' | '.join(cells)} | " in best
+    late = (1 + 0.8 + middle) / 4  # the last tenth of the curve is 0, 1, 0 and the score
+    assert f"| no vectors | AvgPool | {late:.3f} (" in table["all"]["sampled"]
+    wins = {"no vectors": f"{(3 + 3 + 3.5 + 4 + 5) / 25:.3f}"}  # of 0.1, 0.12, 0.18, 0.28, 0.42 over 0, 0.02, 0.08, …
+    wins |= {"vectors in all heads": wins["no vectors"], "vectors in AdaPool alone": f"{(3 + 3 + 4 + 5 + 5) / 25:.3f}"}
+    row = r"\| ([\w ]*vectors[\w ]*) \| AvgPool \| (0\.\d+) \(0\.\d+ to [01]\.\d+\) \| (0\.\d+) \("
+    assert dict((name, pair) for name, *pair in re.findall(row, table["all"]["improvement"])) == {
+        name: [x, x] for name, x in wins.items()
+    }
+    assert "; 2 of 10; 2.00% |" in table["all"]["stability"] and "; 4 of 20; 2.00% |" in table["all"]["stability"]
+    assert "Nothing is missing." in table["all"]["missing"] and "4 to 5 seeds" in table["some"]["best"]
+    missing = ["vectors in all heads, SimpleCentroid-1v1v30, AvgPool, all runs"]
+    missing += ["no vectors, SimpleCentroid-1v31v0, AdaPool, seeds 3"]
+    assert re.findall(r"^\* (.*)", table["some"]["missing"], re.MULTILINE) == missing
     assert re.findall("missing: (.*)", capsys.readouterr().out) == missing
-    assert len(list((tmp_path / "images").glob("*.png"))) == 4
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["all_scores.png", "some_curves.png"]
     make_results.main([str(tmp_path)])
     assert page.read_text() == text
-    page.write_text(text.replace("table all", "table none"))
-    with pytest.raises(ValueError, match="table none: expected a file of this name"):
-        make_results.main([str(tmp_path)])
+    for wrong, message in (("none best", "expected a file of this name"), ("all worst", "'worst': expected best")):
+        page.write_text(text.replace("table all best", f"table {wrong}"))
+        with pytest.raises(ValueError, match=message):
+            make_results.main([str(tmp_path)])
+
+
+KINDS = "best", "sampled", "improvement", "stability", "missing"
+
+
+def blocks(name):
+    return "".join(f"<!-- table {name} {kind} -->\nold\n<!-- end -->\n" for kind in KINDS)
+
+
+def tables_of(page, name):
+    return {kind: re.search(rf"(?s)<!-- table {name} {kind} -->(.*?)<!-- end", page)[1] for kind in KINDS}
 
 
 def estimate_of(lowest):
@@ -203,11 +221,11 @@ def estimate_of(lowest):
 
 def test_the_pages_figures_and_tables_are_those_of_the_files():
     image = pytest.importorskip("PIL.Image")
-    tables = {path.stem: make_results.make_tables(list(read_lines(path).values())) for path in DATA}
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert make_results.fill(page, tables) == page
-    for path in DATA:
-        for kind in ("scores", "curves"):
-            with image.open(ROOT / "docs" / "images" / f"{path.stem}_{kind}.png") as figure:
-                assert figure.text["Source"] == make_results.digest(path)
+    assert make_results.fill(page, {path.stem: list(read_lines(path).values()) for path in DATA}) == page
+    assert {path.stem for path in DATA} == set(re.findall(r"<!-- table (\w+) ", page))
+    for name in set(re.findall(r"images/(\w+_(?:scores|curves)\.png)", page)):
+        source = ROOT / "docs" / "data" / f"{name.rpartition('_')[0]}.jsonl"
+        with image.open(ROOT / "docs" / "images" / name) as figure:
+            assert figure.text["Source"] == make_results.digest(source)
     assert sum(path.stat().st_size for path in DATA) < 10 * 2**20
