@@ -14,7 +14,8 @@ Rows:
   one-run   a run of 4 million steps, with empty caches of compiled code ("cold") and again ("warm")
   many-1m   160 runs of 1.02 million steps by `compare.py --together`: four heads, four noise levels, ten seeds
   many-4m   the same with 4 million steps
-  learn     ten seeds without dropout by the kernels and by torch: the difference of their interquartile means
+  learn     twenty seeds without dropout by the kernels and by torch: the difference of their interquartile means; both
+            runs of a seed start with the same weights, environments and noise, so they are resampled in pairs
   start     seconds of the parts of a start, cold and warm
 
 The results of each row are added to --out as it ends; a row that is there is not measured again, so take another file,
@@ -43,7 +44,7 @@ import numpy as np
 from noisy_envs.training.checkpoint import read_summary, write_summary
 from noisy_envs.training.files import new_folder
 from noisy_envs.training.process import EXIT_INTERRUPTED, INTERRUPT, last_message
-from noisy_envs.training.statistics import drop, iqm
+from noisy_envs.training.statistics import iqm, paired_difference
 from noisy_envs.training.versions import library_versions
 
 ROOT = Path(__file__).parents[1]
@@ -84,10 +85,9 @@ class Row(NamedTuple):
         """Whether the kernels can run."""
         return bool(self.args.device.startswith("cuda"))
 
-    @property
-    def seeds(self) -> list[str]:
-        """Seeds of several runs."""
-        return [str(seed) for seed in range(1, 3 if self.args.tiny else 11)]
+    def seeds(self, number: int) -> list[str]:
+        """Return the seeds of so many runs, two for a tiny row."""
+        return [str(seed) for seed in range(1, (2 if self.args.tiny else number) + 1)]
 
     def agent_args(self, steps: int, kernel: str | None = None) -> list[str]:
         """Return an agent's arguments."""
@@ -216,12 +216,13 @@ def many_runs(name: str, steps: int) -> Callable[[Row], None]:
 
     def measure(row: Row) -> None:
         folder = row.args.runs_dir / name
-        command = [ROOT / "agents" / "compare.py", "--together", "--out", folder, "--seeds", *row.seeds]
+        seeds = row.seeds(10)
+        command = [ROOT / "agents" / "compare.py", "--together", "--out", folder, "--seeds", *seeds]
         command += ["--agents", *HEADS[:2], "--env-ids", ENV_ID] if row.args.tiny else []
         try:
             row.run(name, [*command, "--", *row.agent_args(steps)])
         finally:
-            total = len(row.seeds) * (2 if row.args.tiny else 16)
+            total = len(seeds) * (2 if row.args.tiny else 16)
             found = describe_runs(summaries(folder), total)
             row.results.update(found)
             print(f"{name}: {describe(found)}", flush=True)
@@ -242,21 +243,21 @@ def describe_runs(found: list[dict[str, Any]], total: int) -> dict[str, Any]:
 
 
 def learn(row: Row) -> None:
-    """Train ten seeds by the kernels and by torch, and compare their scores."""
+    """Train twenty seeds by the kernels and by torch, and compare their scores in pairs of the same seed."""
     kernels = ("fused", "torch") if row.on_gpu else ("auto", "torch")
     for kernel in kernels:
         folder = row.args.runs_dir / f"learn-{kernel}"
         command = [ROOT / "agents" / "compare.py", "--out", folder, "--agents", HEADS[0], "--env-ids", ENV_ID]
-        command += ["--seeds", *row.seeds]  # by torch runs train alone, since that compiles them
+        command += ["--seeds", *row.seeds(20)]  # by torch runs train alone, since that compiles them
         command += ["--no-together", "--jobs", 1 if row.args.tiny else 5] if kernel == "torch" else ["--together"]
         row.run("learn", [*command, "--", "--dropout", 0, *row.agent_args(STEPS_1M, kernel)])
-        scores = [x["score"] for x in summaries(folder) if x["score"] is not None]
-        row.results[kernel] = {"iqm": float(iqm(np.array(scores))), "runs": len(scores), "scores": scores}
+        scores = {str(x["seed"]): x["score"] for x in summaries(folder) if x["score"] is not None}
+        row.results[kernel] = {"iqm": float(iqm(np.array([*scores.values()]))), "runs": len(scores), "scores": scores}
     first, second = (row.results[kernel]["scores"] for kernel in kernels)
-    difference = drop(first, second)  # each side is resampled on its own: the strata
-    row.results["difference"] = difference
+    pairs = [(first[seed], second[seed]) for seed in first if seed in second]  # without those of which a run failed
+    difference = row.results["difference"] = paired_difference(*zip(*pairs, strict=True))
     iqms = ", ".join(f"{kernel} {row.results[kernel]['iqm']:.3f}" for kernel in kernels)
-    print(f"interquartile means of {len(first)} and {len(second)} seeds: {iqms}; difference {difference}", flush=True)
+    print(f"interquartile means: {iqms}; difference of {len(pairs)} pairs of the same seed {difference}", flush=True)
 
 
 def start(row: Row) -> None:

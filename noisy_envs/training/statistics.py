@@ -58,8 +58,8 @@ class Estimate(NamedTuple):
         return f"{self.value:.3f}" + (f" ({self.low:.3f} to {self.high:.3f})" if np.isfinite(self.low) else "")
 
 
-def resample(scores: Sequence[float], seed: int) -> np.ndarray:
-    """Return scores (R, n) drawn with replacement from n scores."""
+def resample(scores: Sequence[float] | np.ndarray, seed: int) -> np.ndarray:
+    """Return scores (R, n, …) drawn with replacement from scores (n, …)."""
     index = np.random.default_rng(seed).integers(0, len(scores), (RESAMPLES, len(scores)))
     return np.asarray(scores)[index]
 
@@ -90,6 +90,19 @@ def drop(low_noise: Sequence[float], high_noise: Sequence[float]) -> Estimate:
     value = float(iqm(np.asarray(low_noise)) - iqm(np.asarray(high_noise)))
     samples = iqm(resample(low_noise, 0)) - iqm(resample(high_noise, 1))
     return _estimate(value, samples, min(len(low_noise), len(high_noise)))
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Estimate the first interquartile mean minus the second, of scores of the same n seeds in the same order.
+
+    Seeds are resampled, each with both of its scores, so what a seed does to both settings leaves the interval narrow.
+
+    Raises:
+        ValueError: the numbers of scores differ.
+    """
+    pairs = np.array(list(zip(first, second, strict=True)))  # (n, 2)
+    value, samples = iqm(pairs.T), iqm(resample(pairs, 0).swapaxes(1, 2))  # (2,), (R, 2)
+    return _estimate(float(value[0] - value[1]), samples[:, 0] - samples[:, 1], len(pairs))
 
 
 def probability_of_improvement(*strata: tuple[Sequence[float], Sequence[float]]) -> Estimate:

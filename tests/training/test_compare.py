@@ -22,7 +22,7 @@ from noisy_envs.rendering.agent_policy import load_file
 from noisy_envs.training import checkpoint
 from noisy_envs.training.files import lock_folder
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, Panel, plot_panels
-from noisy_envs.training.statistics import drop, estimate, iqm, mean_curve
+from noisy_envs.training.statistics import drop, estimate, iqm, mean_curve, paired_difference
 
 ROOT = Path(__file__).parents[2]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
@@ -398,6 +398,20 @@ def test_intervals_are_those_of_the_bootstrap():
     few, many = scores[:100], scores[100:] - 3
     apart, wide = drop(few, many), estimate(few)
     assert apart.low < 3 < apart.high and apart.high - apart.low > 1.2 * (wide.high - wide.low)
+
+
+def test_both_scores_of_a_seed_are_resampled_together():
+    first, noise = np.random.default_rng(0).normal(size=(2, 20))
+    assert paired_difference(first, first - 3) == pytest.approx((3, 3, 3))  # apart they vary by more than 1
+    second = first + 0.1 * noise
+    order = np.random.default_rng(1).permutation(20)
+    together, apart = paired_difference(first, second), paired_difference(first, second[order])
+    assert together.value == pytest.approx(apart.value) == drop(first, second).value
+    assert together.low < together.value < together.high
+    assert together.high - together.low < 0.3 * (apart.high - apart.low)
+    assert np.isnan(paired_difference([1, 2], [3, 4]).low)  # too few
+    with pytest.raises(ValueError, match="shorter"):
+        paired_difference(first, second[1:])
 
 
 def test_the_figure_shows_every_agent_and_is_made_again_from_runs_that_exist(field):
