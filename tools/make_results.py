@@ -7,6 +7,7 @@ against SNR) and `images/NAME_curves.png` (training), and the tables between `<!
   best         scores by the best actions
   sampled      scores by sampled actions: of an evaluation, or else of the last tenth of training
   improvement  how likely AdaPool scores higher than each other head, by the best actions
+  leads        the same over all noise levels, in fewer rows
   stability    scores of all heads together, runs that broke down, and updates with a large KL divergence
   missing      runs that a group lacks
 """
@@ -107,15 +108,30 @@ def scores_of(cells: Cells, level: str) -> list[float]:
 
 
 def score_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
-    """Return a head's interquartile mean at noise levels."""
-    strata = [scores_of(heads[head], level) for level in levels]
-    return str(estimate(*strata)) if all(strata) else "none"
+    """Return a head's interquartile mean at those noise levels that have runs."""
+    strata = [scores for level in levels if (scores := scores_of(heads[head], level))]
+    return describe(estimate(*strata), len(strata), len(levels)) if strata else "none"
 
 
 def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
-    """Return the probability of improvement of REFERENCE over a head at noise levels."""
-    strata = [(scores_of(heads[REFERENCE], level), scores_of(heads[head], level)) for level in levels]
-    return str(probability_of_improvement(*strata)) if all(map(all, strata)) else "none"
+    """Return the probability of improvement of REFERENCE over a head at those noise levels that have runs of both."""
+    pairs = [(scores_of(heads[REFERENCE], level), scores_of(heads[head], level)) for level in levels]
+    strata = [pair for pair in pairs if all(pair)]
+    return describe(probability_of_improvement(*strata), len(strata), len(levels)) if strata else "none"
+
+
+def describe(value: Estimate, found: int, asked: int) -> str:
+    """Format an estimate over noise levels, and say if not all of them have runs."""
+    return str(value) + f", {found} of {asked} levels" * (found < asked)
+
+
+def level_columns(experiment: Experiment) -> list[tuple[str, list[str]]]:
+    """Return titles and noise levels of a table's columns: each level, and all of them together."""
+    columns = []
+    for level, snr in experiment.snrs.items():
+        size = level.partition("-")[2] or level  # without the game, which is that of all runs
+        columns.append((f"{size}, SNR {snr:.3g}", [level]))
+    return [*columns, ("all levels", list(experiment.snrs))] if columns[1:] else columns
 
 
 def format_table(
@@ -125,17 +141,30 @@ def format_table(
     cell: Callable[[dict[str, Cells], str, Sequence[str]], str],
 ) -> str:
     """Format a table in Markdown: a row for each setting and head, a column for each noise level and for all."""
-    levels, several = list(experiment.snrs), len(experiment.groups) > 1
-    columns = [[level] for level in levels] + ([levels] if levels[1:] else [])
-    sizes = (level.partition("-")[2] or level for level in levels)  # without the game, which is that of all runs
-    names = [f"{size}, SNR {snr:.3g}" for size, snr in zip(sizes, experiment.snrs.values(), strict=True)]
-    names += ["all levels"] * (len(columns) - len(levels))
-    rows = [["settings"] * several + [corner, *names]]
-    rows.append(["---"] * len(rows[0]))
+    columns = level_columns(experiment)
+    rows = [[corner, *(title for title, _ in columns)]]
     for label, cells in experiment.groups.items():
         for head in heads:
-            texts = [cell(cells, head, column) for column in columns]
-            rows.append([title_of(label)] * several + [HEAD_NAMES.get(head, head), *texts])
+            texts = [cell(cells, head, levels) for _, levels in columns]
+            rows.append([title_of(label), HEAD_NAMES.get(head, head), *texts])
+    if len(experiment.groups) > 1:
+        rows[0].insert(0, "settings")
+    else:
+        rows[1:] = [row[1:] for row in rows[1:]]
+    return to_markdown(rows)
+
+
+def format_leads(experiment: Experiment, others: Sequence[str]) -> str:
+    """Format a table in Markdown: REFERENCE over each other head at all noise levels, a row for each setting."""
+    rows = [["settings", *(f"over {HEAD_NAMES.get(head, head)}" for head in others)]]
+    for label, cells in experiment.groups.items():
+        rows.append([title_of(label), *(improvement_cell(cells, head, list(experiment.snrs)) for head in others)])
+    return to_markdown(rows)
+
+
+def to_markdown(rows: list[list[str]]) -> str:
+    """Format rows, of which the first is the head of the table."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -179,14 +208,16 @@ def make_table(runs: Sequence[Run], kind: str) -> str:
         counts = {len(runs) for own in experiment.groups.values() for cells in own.values() for runs in cells.values()}
         numbers = f"{min(counts - {0})} to {max(counts)}" if len(counts - {0}) > 1 else str(max(counts))
         return f"All runs: {experiment.common}; {numbers} seeds.\n\n{table}"
+    others = [head for head in heads if head != REFERENCE]
     if kind == "improvement":
-        others = [head for head in heads if head != REFERENCE]
         return format_table(add_one_head(experiment), f"{HEAD_NAMES[REFERENCE]} over", others, improvement_cell)
+    if kind == "leads":
+        return format_leads(add_one_head(experiment), others)
     if kind == "stability":
         return format_table(experiment, "pooling", ["all heads"], stability_cell)
     if kind == "missing":
         return "\n".join(f"* {line}" for line in find_missing(experiment)) or "Nothing is missing."
-    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, stability or missing")
+    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, leads, stability or missing")
 
 
 def fill(page: str, files: dict[str, list[Run]]) -> str:

@@ -170,7 +170,9 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     write_runs(tmp_path / "data" / "all.jsonl")
     write_runs(tmp_path / "data" / "some.jsonl", [("avgpool", "1v1v30", "all"), ("adapool", "1v31v0", "none", 3)])
     page = tmp_path / "results.md"
-    page.write_text(f"# A\n![](images/all_scores.png) ![](images/some_curves.png)\n{blocks('some')}B\n{blocks('all')}C\n")
+    page.write_text(
+        f"# A\n![](images/all_scores.png) ![](images/some_curves.png)\n{blocks('some')}B\n{blocks('all')}C\n"
+    )
     make_results.main([str(tmp_path)])
     text = page.read_text()
     assert text.count("<!-- table") == 2 * len(KINDS) and "old" not in text
@@ -189,6 +191,8 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     assert dict((name, pair) for name, *pair in re.findall(row, table["all"]["improvement"])) == {
         name: [x, x] for name, x in wins.items()
     }
+    assert all(f"| {name} | {x} (" in table["all"]["leads"] for name, x in wins.items())
+    assert ", 1 of 2 levels |" in table["some"]["leads"]
     assert "; 2 of 10; 2.00% |" in table["all"]["stability"] and "; 4 of 20; 2.00% |" in table["all"]["stability"]
     assert "Nothing is missing." in table["all"]["missing"] and "4 to 5 seeds" in table["some"]["best"]
     missing = ["vectors in all heads, SimpleCentroid-1v1v30, AvgPool, all runs"]
@@ -204,7 +208,7 @@ def test_numbers_of_the_tables(tmp_path, capsys):
             make_results.main([str(tmp_path)])
 
 
-KINDS = "best", "sampled", "improvement", "stability", "missing"
+KINDS = "best", "sampled", "improvement", "leads", "stability", "missing"
 
 
 def blocks(name):
