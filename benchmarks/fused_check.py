@@ -6,9 +6,10 @@
     python benchmarks/fused_check.py --compile-only         # needs no GPU
     compute-sanitizer python benchmarks/fused_check.py --sanitize
 
-Errors are parts of the largest number of each result, against the agents' own loss by autograd in float64, beside those
-of torch in float32. Times are nanoseconds per sample: the median, the least and the most of several repeats, each over
-several sets of 8,192 samples, replayed as a CUDA graph. The first line of each section says what is new in it.
+Errors are parts of the largest number of each result, against the agents' own loss by autograd in float64, beside the
+largest of several draws of torch's error in float32. Times are nanoseconds per sample: the median, the least and the
+most of several repeats, each over several sets of 8,192 samples, replayed as a CUDA graph. The first line of each
+section says what is new in it.
 """
 
 from __future__ import annotations
