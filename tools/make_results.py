@@ -125,7 +125,8 @@ def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) 
 
 def describe(value: Estimate, found: int, asked: int) -> str:
     """Format an estimate over noise levels, and say if not all of them have runs."""
-    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f})" + f", {found} of {asked} levels" * (found < asked)
+    interval = f" ({value.low:.2f} to {value.high:.2f})" if np.isfinite(value.low) else ""
+    return f"{value.value:.2f}{interval}" + f", {found} of {asked} levels" * (found < asked)
 
 
 def level_columns(experiment: Experiment) -> list[tuple[str, list[str]]]:
@@ -198,9 +199,12 @@ def make_table(runs: Sequence[Run], kind: str) -> str:
     """Return a table of a file's runs, in Markdown.
 
     Raises:
-        ValueError: there is no such kind of table.
+        ValueError: there is no such kind of table, or no run has such a score.
     """
-    experiment = group(by_actions(runs, "sampled" if kind == "sampled" else "best"))
+    runs = by_actions(runs, "sampled" if kind == "sampled" else "best")
+    if not runs:
+        raise ValueError(f"table kind {kind!r}: expected runs with a score by these actions")
+    experiment = group(runs)
     heads = list(next(iter(experiment.groups.values())))
     if kind in ("best", "sampled"):
         table = format_table(experiment, "pooling", heads, score_cell)

@@ -221,6 +221,14 @@ def tables_of(page, name):
     return {kind: re.search(rf"(?s)<!-- table {name} {kind} -->(.*?)<!-- end", page)[1] for kind in KINDS}
 
 
+def test_tables_of_few_runs(tmp_path):
+    write_runs(tmp_path / "few.jsonl")
+    runs = [run for run in read_lines(tmp_path / "few.jsonl").values() if run["seed"] < 2]
+    assert "| no vectors | AvgPool | 0.81 | 0.31 | 0.56 |" in make_results.make_table(runs, "best")  # no intervals
+    with pytest.raises(ValueError, match="'best': expected runs with a score by these actions"):
+        make_results.make_table([run | {"scores": {"sampled": [0, 0, 1]}} for run in runs], "best")
+
+
 def estimate_of(lowest):
     return "{1:.2f} to {2:.2f}".format(*estimate([lowest + 0.02 * seed**2 for seed in range(5)]))
 
