@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import statistics
 import sys
 import time
@@ -43,7 +44,7 @@ from noisy_envs.training import evaluation  # noqa: E402
 from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint  # noqa: E402
 from noisy_envs.training.settings import load_args  # noqa: E402
 
-SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, 16
+SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, os.cpu_count()
 RUNS = 1, 10, 32
 DEVICE = torch.device("cuda:0")
 FMA_RATE, EXP_RATE = 128, 16  # of a multiprocessor in a cycle, compute capability 8.6 and newer
