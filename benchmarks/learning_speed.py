@@ -250,7 +250,7 @@ def learn(row: Row) -> None:
         command = [ROOT / "agents" / "compare.py", "--out", folder, "--agents", HEADS[0], "--env-ids", ENV_ID]
         command += ["--seeds", *row.seeds(20)]  # by torch runs train alone, since that compiles them
         command += ["--no-together", "--jobs", 1 if row.args.tiny else 5] if kernel == "torch" else ["--together"]
-        row.run("learn", [*command, "--", "--dropout", 0, *row.agent_args(STEPS_1M, kernel)])
+        row.run("learn", [*command, "--", "--dropout", 0, "--bounded-means", *row.agent_args(STEPS_1M, kernel)])
         scores = {str(x["seed"]): x["score"] for x in summaries(folder) if x["score"] is not None}
         row.results[kernel] = {"iqm": float(iqm(np.array([*scores.values()]))), "runs": len(scores), "scores": scores}
     first, second = (row.results[kernel]["scores"] for kernel in kernels)
