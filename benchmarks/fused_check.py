@@ -6,15 +6,17 @@
     python benchmarks/fused_check.py --compile-only         # needs no GPU
     compute-sanitizer python benchmarks/fused_check.py --sanitize
 
-Errors are parts of the largest number of each result, against the agents' own loss by autograd in float64, beside those
-of torch in float32. Times are nanoseconds per sample: the median, the least and the most of several repeats, each over
-several sets of 8,192 samples, replayed as a CUDA graph. The first line of each section says what is new in it.
+Errors are parts of the largest number of each result, against the agents' own loss by autograd in float64, beside the
+largest of several draws of torch's error in float32. Times are nanoseconds per sample: the median, the least and the
+most of several repeats, each over several sets of 8,192 samples, replayed as a CUDA graph. The first line of each
+section says what is new in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import statistics
 import sys
 import time
@@ -42,7 +44,7 @@ from noisy_envs.training import evaluation  # noqa: E402
 from noisy_envs.training.checkpoint import agent_name, checkpoint_path, load_checkpoint  # noqa: E402
 from noisy_envs.training.settings import load_args  # noqa: E402
 
-SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, 16
+SAMPLES, SETS, REPEATS, THREADS = 8192, 4, 7, os.cpu_count()
 RUNS = 1, 10, 32
 DEVICE = torch.device("cuda:0")
 FMA_RATE, EXP_RATE = 128, 16  # of a multiprocessor in a cycle, compute capability 8.6 and newer

@@ -7,8 +7,8 @@ against SNR) and `images/NAME_curves.png` (training), and the tables between `<!
   best         scores by the best actions
   sampled      scores by sampled actions: of an evaluation, or else of the last tenth of training
   improvement  how likely AdaPool scores higher than each other head, by the best actions
-  leads        the same over all noise levels, in fewer rows
-  stability    scores of all heads together, runs that broke down, and updates with a large KL divergence
+  summary      over all noise levels: scores of all heads, runs that broke down, updates with a KL divergence above 1,
+               and how likely AdaPool scores higher than each other head
   missing      runs that a group lacks
 """
 
@@ -30,7 +30,8 @@ from noisy_envs.training.statistics import Estimate, estimate, probability_of_im
 
 REFERENCE = "adapool"  # the head that is compared with each other one
 QUERY_VECTOR = "query_vector"  # the setting by which "adapool" gives them to that head alone
-TITLES = {"adapool": "vectors in AdaPool alone", "none": "no vectors", "all": "vectors in all heads"}  # its values
+TITLES = {"none": "no vectors", "adapool": "vectors in AdaPool alone", "all": "vectors in all heads"}  # its values
+NO_CHANGE = "no change"  # the label of runs with no setting but those of all runs
 NONE = Estimate(np.nan, np.nan, np.nan)
 TENTH = 4  # of the 40 bins of a curve
 FALL = 0.1  # from its best training score, with which a run counts as broken down
@@ -72,16 +73,18 @@ def group(runs: Sequence[Run]) -> Experiment:
     heads = sorted({run["agent"] for run in runs}, key=lambda head: [*HEAD_NAMES, head].index(head))
     groups: dict[str, dict[str, Cells]] = {}
     for own, run in zip(settings, runs, strict=True):
-        label = ", ".join(f"{name} {own[name]}" for name in varied if name in own) or "by default" * bool(varied)
+        label = ", ".join(f"{name} {own[name]}" for name in varied if name in own) or NO_CHANGE * bool(varied)
         cells = groups.setdefault(label, {head: {level: {} for level in snrs} for head in heads})
         cells[run["agent"]][level_of(run)][run["seed"]] = run
     return Experiment(common, snrs, dict(sorted(groups.items(), key=place)))
 
 
 def place(group: tuple[str, Any]) -> tuple[int, str]:
-    """Return what groups are sorted by: the number of settings in the label, then the label."""
+    """Return what groups are sorted by: the number of settings in the label, then the label, in the order of TITLES."""
     label, _ = group
-    return (0 if label == "by default" else 1 + label.count(",")), label
+    for number, value in enumerate(TITLES):
+        label = label.replace(f"{QUERY_VECTOR} {value}", f"{QUERY_VECTOR} {number}")
+    return (0 if label == NO_CHANGE else 1 + label.count(",")), label
 
 
 def add_one_head(experiment: Experiment) -> Experiment:
@@ -92,7 +95,7 @@ def add_one_head(experiment: Experiment) -> Experiment:
         if without is not heads and REFERENCE in heads:
             one = {REFERENCE: heads[REFERENCE]}
             groups[label.replace(f"{QUERY_VECTOR} all", f"{QUERY_VECTOR} {REFERENCE}")] = without | one
-    return experiment._replace(groups=groups | experiment.groups)
+    return experiment._replace(groups=dict(sorted((groups | experiment.groups).items(), key=place)))
 
 
 def title_of(label: str) -> str:
@@ -110,19 +113,20 @@ def scores_of(cells: Cells, level: str) -> list[float]:
 def score_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
     """Return a head's interquartile mean at those noise levels that have runs."""
     strata = [scores for level in levels if (scores := scores_of(heads[head], level))]
-    return describe(estimate(*strata), len(strata), len(levels)) if strata else "none"
+    return describe(estimate(*strata), len(strata), len(levels)) if strata else "not evaluated"
 
 
 def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
     """Return the probability of improvement of REFERENCE over a head at those noise levels that have runs of both."""
     pairs = [(scores_of(heads[REFERENCE], level), scores_of(heads[head], level)) for level in levels]
     strata = [pair for pair in pairs if all(pair)]
-    return describe(probability_of_improvement(*strata), len(strata), len(levels)) if strata else "none"
+    return describe(probability_of_improvement(*strata), len(strata), len(levels)) if strata else "not evaluated"
 
 
 def describe(value: Estimate, found: int, asked: int) -> str:
     """Format an estimate over noise levels, and say if not all of them have runs."""
-    return str(value) + f", {found} of {asked} levels" * (found < asked)
+    interval = f" ({value.low:.2f} to {value.high:.2f})" if np.isfinite(value.low) else ""
+    return f"{value.value:.2f}{interval}" + f", {found} of {asked} levels" * (found < asked)
 
 
 def level_columns(experiment: Experiment) -> list[tuple[str, list[str]]]:
@@ -154,11 +158,18 @@ def format_table(
     return to_markdown(rows)
 
 
-def format_leads(experiment: Experiment, others: Sequence[str]) -> str:
-    """Format a table in Markdown: REFERENCE over each other head at all noise levels, a row for each setting."""
-    rows = [["settings", *(f"over {HEAD_NAMES.get(head, head)}" for head in others)]]
-    for label, cells in experiment.groups.items():
-        rows.append([title_of(label), *(improvement_cell(cells, head, list(experiment.snrs)) for head in others)])
+def format_summary(experiment: Experiment, others: Sequence[str]) -> str:
+    """Format a table in Markdown of all heads and noise levels together, a row for each setting."""
+    levels = list(experiment.snrs)
+    leads = [f"{HEAD_NAMES[REFERENCE]} over {HEAD_NAMES.get(head, head)}" for head in others]
+    rows = [["settings", "score", "broke down", "KL > 1", *leads]]
+    for label, heads in experiment.groups.items():
+        runs = [run for cells in heads.values() for level in levels for run in cells[level].values()]
+        strata = [scores for cells in heads.values() for level in levels if (scores := scores_of(cells, level))]
+        broken = sum(run["best"] - run["final"] > FALL for run in runs)
+        numbers = f"{broken} of {len(runs)}", f"{np.mean([run['kl_above_1'] for run in runs]):.2%}"
+        cells = (improvement_cell(heads, head, levels) for head in others)
+        rows.append([title_of(label), describe(estimate(*strata), 1, 1), *numbers, *cells])
     return to_markdown(rows)
 
 
@@ -184,24 +195,16 @@ def find_missing(experiment: Experiment) -> list[str]:
     return [", ".join(filter(None, line)) for line in lines]
 
 
-def stability_cell(heads: dict[str, Cells], _: str, levels: Sequence[str]) -> str:
-    """Return the score of all heads, how many runs broke down, and the share of updates with a KL above 1."""
-    runs = [run for cells in heads.values() for level in levels for run in cells[level].values()]
-    if not runs:
-        return "none"
-    strata = [scores for cells in heads.values() for level in levels if (scores := scores_of(cells, level))]
-    broken = sum(run["best"] - run["final"] > FALL for run in runs)
-    large = np.mean([run["kl_above_1"] for run in runs])
-    return f"{estimate(*strata)}; {broken} of {len(runs)}; {large:.2%}"
-
-
 def make_table(runs: Sequence[Run], kind: str) -> str:
     """Return a table of a file's runs, in Markdown.
 
     Raises:
-        ValueError: there is no such kind of table.
+        ValueError: there is no such kind of table, or no run has such a score.
     """
-    experiment = group(by_actions(runs, "sampled" if kind == "sampled" else "best"))
+    runs = by_actions(runs, "sampled" if kind == "sampled" else "best")
+    if not runs:
+        raise ValueError(f"table kind {kind!r}: expected runs with a score by these actions")
+    experiment = group(runs)
     heads = list(next(iter(experiment.groups.values())))
     if kind in ("best", "sampled"):
         table = format_table(experiment, "pooling", heads, score_cell)
@@ -211,13 +214,11 @@ def make_table(runs: Sequence[Run], kind: str) -> str:
     others = [head for head in heads if head != REFERENCE]
     if kind == "improvement":
         return format_table(add_one_head(experiment), f"{HEAD_NAMES[REFERENCE]} over", others, improvement_cell)
-    if kind == "leads":
-        return format_leads(add_one_head(experiment), others)
-    if kind == "stability":
-        return format_table(experiment, "pooling", ["all heads"], stability_cell)
+    if kind == "summary":
+        return format_summary(experiment, others)
     if kind == "missing":
         return "\n".join(f"* {line}" for line in find_missing(experiment)) or "Nothing is missing."
-    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, leads, stability or missing")
+    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, summary or missing")
 
 
 def fill(page: str, files: dict[str, list[Run]]) -> str:

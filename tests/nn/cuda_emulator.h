@@ -145,9 +145,6 @@ inline int renewed(int x) { return x; }
 inline int warp_index() { return emulator::current / 32; }
 inline int block_index() { return emulator::block_x; }
 inline int block_index_y() { return emulator::block_y; }
-inline float exp2_fast(float x) { return exp2f(x); }
-inline float reciprocal(float x) { return 1.0f / x; }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int bits_of(float x) {
     int bits;
     memcpy(&bits, &x, 4);
@@ -158,6 +155,14 @@ inline float float_of(int bits) {
     memcpy(&x, &bits, 4);
     return x;
 }
+// Fast instructions of a GPU have relative errors of about 2^-23; here the error is a hash of the result.
+inline float inexact(float x) {
+    const int units = int(uint32_t(bits_of(x)) * 0x9E3779B9u >> 16) % 3 - 1;
+    return x * (1.0f + units * 0x1p-23f);
+}
+inline float exp2_fast(float x) { return inexact(exp2f(x)); }
+inline float reciprocal(float x) { return inexact(1.0f / x); }
+inline float rsqrtf(float x) { return inexact(1.0f / sqrtf(x)); }
 inline float shuffle(float x, int lane) {
     emulator::outgoing().value = x;
     emulator::stop_at(emulator::SHUFFLE);

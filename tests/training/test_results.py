@@ -181,22 +181,24 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     assert "All runs: game SimpleCentroid, preset paper, dropout 0.1; 5 seeds." in best and "| 1v31v0, SNR 1 |" in best
     middle = (0.02 + 0.08 + 0.18) / 3  # of the seeds' 0, 0.02, 0.08, 0.18, 0.32 the ends are cut off
     for vectors, head, clean in (("no vectors", "AvgPool", 0.8), ("vectors in all heads", "AdaPool", 0.95)):
-        cells = [f"{clean - drop + middle:.3f} ({estimate_of(clean - drop)})" for drop in (0, 0.5)]
+        cells = [f"{clean - drop + middle:.2f} ({estimate_of(clean - drop)})" for drop in (0, 0.5)]
         assert f"| {vectors} | {head} | {' | '.join(cells)} | " in best
     late = (1 + 0.8 + middle) / 4  # the last tenth of the curve is 0, 1, 0 and the score
-    assert f"| no vectors | AvgPool | {late:.3f} (" in table["all"]["sampled"]
-    wins = {"no vectors": f"{(3 + 3 + 3.5 + 4 + 5) / 25:.3f}"}  # of 0.1, 0.12, 0.18, 0.28, 0.42 over 0, 0.02, 0.08, …
-    wins |= {"vectors in all heads": wins["no vectors"], "vectors in AdaPool alone": f"{(3 + 3 + 4 + 5 + 5) / 25:.3f}"}
+    assert f"| no vectors | AvgPool | {late:.2f} (" in table["all"]["sampled"]
+    wins = {"no vectors": f"{(3 + 3 + 3.5 + 4 + 5) / 25:.2f}"}  # of 0.1, 0.12, 0.18, 0.28, 0.42 over 0, 0.02, 0.08, …
+    wins |= {"vectors in all heads": wins["no vectors"], "vectors in AdaPool alone": f"{(3 + 3 + 4 + 5 + 5) / 25:.2f}"}
     row = r"\| ([\w ]*vectors[\w ]*) \| AvgPool \| (0\.\d+) \(0\.\d+ to [01]\.\d+\) \| (0\.\d+) \("
     assert dict((name, pair) for name, *pair in re.findall(row, table["all"]["improvement"])) == {
         name: [x, x] for name, x in wins.items()
     }
-    assert all(f"| {name} | {x} (" in table["all"]["leads"] for name, x in wins.items())
-    assert ", 1 of 2 levels |" in table["some"]["leads"]
-    assert "; 2 of 10; 2.00% |" in table["all"]["stability"] and "; 4 of 20; 2.00% |" in table["all"]["stability"]
+    strata = [[0.8 - drop + offset + 0.02 * i**2 for i in range(5)] for offset in OFFSETS.values() for drop in (0, 0.5)]
+    cells = "| no vectors | {:.2f} ({:.2f} to {:.2f}) | 4 of 20 | 2.00% | {} (".format(
+        *estimate(*strata), wins["no vectors"]
+    )
+    assert cells in table["all"]["summary"] and ", 1 of 2 levels |" in table["some"]["summary"]
     assert "Nothing is missing." in table["all"]["missing"] and "4 to 5 seeds" in table["some"]["best"]
-    missing = ["vectors in all heads, SimpleCentroid-1v1v30, AvgPool, all runs"]
-    missing += ["no vectors, SimpleCentroid-1v31v0, AdaPool, seeds 3"]
+    missing = ["no vectors, SimpleCentroid-1v31v0, AdaPool, seeds 3"]
+    missing += ["vectors in all heads, SimpleCentroid-1v1v30, AvgPool, all runs"]
     assert re.findall(r"^\* (.*)", table["some"]["missing"], re.MULTILINE) == missing
     assert re.findall("missing: (.*)", capsys.readouterr().out) == missing
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["all_scores.png", "some_curves.png"]
@@ -208,7 +210,7 @@ def test_numbers_of_the_tables(tmp_path, capsys):
             make_results.main([str(tmp_path)])
 
 
-KINDS = "best", "sampled", "improvement", "leads", "stability", "missing"
+KINDS = "best", "sampled", "improvement", "summary", "missing"
 
 
 def blocks(name):
@@ -219,8 +221,16 @@ def tables_of(page, name):
     return {kind: re.search(rf"(?s)<!-- table {name} {kind} -->(.*?)<!-- end", page)[1] for kind in KINDS}
 
 
+def test_tables_of_few_runs(tmp_path):
+    write_runs(tmp_path / "few.jsonl")
+    runs = [run for run in read_lines(tmp_path / "few.jsonl").values() if run["seed"] < 2]
+    assert "| no vectors | AvgPool | 0.81 | 0.31 | 0.56 |" in make_results.make_table(runs, "best")  # no intervals
+    with pytest.raises(ValueError, match="'best': expected runs with a score by these actions"):
+        make_results.make_table([run | {"scores": {"sampled": [0, 0, 1]}} for run in runs], "best")
+
+
 def estimate_of(lowest):
-    return "{1:.3f} to {2:.3f}".format(*estimate([lowest + 0.02 * seed**2 for seed in range(5)]))
+    return "{1:.2f} to {2:.2f}".format(*estimate([lowest + 0.02 * seed**2 for seed in range(5)]))
 
 
 def test_the_pages_figures_and_tables_are_those_of_the_files():
