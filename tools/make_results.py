@@ -125,8 +125,7 @@ def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) 
 
 def describe(value: Estimate, found: int, asked: int) -> str:
     """Format an estimate over noise levels, and say if not all of them have runs."""
-    interval = f" ({value.low:.2f} to {value.high:.2f})" if np.isfinite(value.low) else ""
-    return f"{value.value:.2f}{interval}" + f", {found} of {asked} levels" * (found < asked)
+    return f"{value:.2f}" + f", {found} of {asked} levels" * (found < asked)
 
 
 def level_columns(experiment: Experiment) -> list[tuple[str, list[str]]]:
@@ -169,7 +168,7 @@ def format_summary(experiment: Experiment, others: Sequence[str]) -> str:
         broken = sum(run["best"] - run["final"] > FALL for run in runs)
         numbers = f"{broken} of {len(runs)}", f"{np.mean([run['kl_above_1'] for run in runs]):.2%}"
         cells = (improvement_cell(heads, head, levels) for head in others)
-        rows.append([title_of(label), describe(estimate(*strata), 1, 1), *numbers, *cells])
+        rows.append([title_of(label), f"{estimate(*strata):.2f}", *numbers, *cells])
     return to_markdown(rows)
 
 
@@ -242,7 +241,7 @@ def fill(page: str, files: dict[str, list[Run]]) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return what a figure holds to tell of which file it is."""
+    """Return the name and the hash of a file, which a figure stores as its source."""
     return f"{path.name} {hashlib.sha256(path.read_text(encoding='utf-8').encode()).hexdigest()[:16]}"
 
 

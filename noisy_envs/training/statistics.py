@@ -53,9 +53,14 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """Format the estimate as a cell of a table, with three decimals or as `spec` says, such as ".2f"."""
+        value, low, high = (format(x, spec or ".3f") for x in self)
+        return f"{value} ({low} to {high})" if np.isfinite(self.low) else value
+
     def __str__(self) -> str:
-        """Format the estimate as a cell of a table."""
-        return f"{self.value:.3f}" + (f" ({self.low:.3f} to {self.high:.3f})" if np.isfinite(self.low) else "")
+        """Format the estimate with three decimals."""
+        return format(self)
 
 
 def resample(scores: Sequence[float] | np.ndarray, seed: int) -> np.ndarray:
