@@ -32,7 +32,7 @@ from noisy_envs.nn.distributions import make_distribution
 from noisy_envs.nn.transformer import AttentionScale, TransformerEncoder, init_weights, mlp
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import distributed
-from noisy_envs.training.accelerate import Gradient, minibatches
+from noisy_envs.training.accelerate import Gradient, flatten, minibatches
 from noisy_envs.training.envs import Envs, EnvState
 from noisy_envs.training.main import main
 from noisy_envs.training.run import Run, rollout_stats
@@ -330,7 +330,7 @@ def update(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Learn from the samples for several epochs; return means of the parts of the loss, and of the gradient norm."""
     log, coefficient = [], samples.target.new_full((), kl_coef)
-    weights = list(agent.parameters())  # looked up once, for it takes long
+    weights = flatten(agent)
     batches = (x for _ in range(args.update_epochs) for x in minibatches(samples, args.minibatch_size, generator))
     for batch in batches:
         keep = agent.dropout_masks(args.minibatch_size, generator) if args.dropout else None
@@ -344,8 +344,8 @@ def update(
 
 
 def make_optimizer(args: Args, agent: Agent) -> torch.optim.Adam:
-    """Make the optimizer; `update` uses one learning rate for all weights."""
-    return torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
+    """Make the optimizer of all weights as one tensor; `update` uses one learning rate for them."""
+    return torch.optim.Adam([flatten(agent)], args.learning_rate, eps=args.adam_eps, fused=True)
 
 
 def learning_rate(args: Args, done: float) -> float:

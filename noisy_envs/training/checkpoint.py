@@ -66,6 +66,16 @@ def from_tuples(like: Any, saved: Any) -> Any:
     return type(like)(*map(from_tuples, like, saved))
 
 
+def join_states(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of Adam that an older checkpoint holds for each weight, as that of all weights (W,)."""
+    import torch
+
+    (group,), states = saved["param_groups"], list(saved["state"].values())
+    parts = {name: [state[name].flatten() for state in states] for name in states[0] if name != "step"}
+    joined = {name: torch.cat(part) for name, part in parts.items()} | {"step": states[0]["step"]}
+    return {"state": {0: joined}, "param_groups": [{**group, "params": [0]}]}
+
+
 def agent_name(path: Path, content: Any) -> str:
     """Return the name of the agent's file that wrote the checkpoint at `path`, whose `content` has been read.
 

@@ -43,11 +43,7 @@ def normalize(x: Tensor) -> Tensor:
     return (x - center) / (spread + 1e-8)
 
 
-def average_gradients(model: nn.Module) -> None:
-    """Replace the gradients of a model by their means over all processes, in one message."""
-    if not dist.is_initialized():
-        return
-    weights = [weight for weight in model.parameters() if weight.grad is not None]
-    average = mean(torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]))
-    for weight, part in zip(weights, average.split([weight.numel() for weight in weights]), strict=True):
-        weight.grad = part.view_as(weight)
+def average_gradient(weights: nn.Parameter) -> None:
+    """Replace the gradient of all weights (W,) by its mean over all processes."""
+    if dist.is_initialized() and weights.grad is not None:
+        weights.grad.copy_(mean(weights.grad))

@@ -21,6 +21,7 @@ from noisy_envs.nn import fused
 from noisy_envs.nn.fused import FusedGradient, FusedPolicy, fits
 from noisy_envs.nn.fused_source import COEFFICIENTS, PARTS, Lanes, Network, Pool, network_of, weight_offsets
 from noisy_envs.nn.transformer import EncoderLayer
+from noisy_envs.training.accelerate import flatten
 from noisy_envs.training.envs import env_kwargs, make_vec
 from noisy_envs.training.evaluation import make_eval_agent
 
@@ -36,7 +37,7 @@ class FusedRuns:
     """Gradients and policies of S runs by the fused kernels.
 
     Attributes:
-        weights: (S, W), a parameter, which the kernels read and whose gradient `gradient` sets.
+        weights: (S, W), which the kernels read.
         coefficients: settings of the loss of each run, (S, 6), see `fused_source.COEFFICIENTS`.
     """
 
@@ -54,22 +55,24 @@ class FusedRuns:
         Args:
             agent: of one of the runs.
             network: its description.
-            weights: of all runs.
+            weights: of all runs, (S W,), whose gradient `gradient` sets.
             all_args: settings of all runs.
             num_samples: M, of a minibatch of one run.
             lanes: how the gradient's warps are divided, by `fused.divide`.
         """
-        self.weights, offsets = weights, weight_offsets(network, agent.named_parameters())
+        runs, offsets = len(all_args), weight_offsets(network, agent.named_parameters())
+        self.weights = weights.detach().view(runs, -1)
         rows = [[getattr(args, name, 0.0) for name in COEFFICIENTS] for args in all_args]
         self.coefficients = torch.tensor(rows, dtype=torch.float32, device=weights.device)
-        self._gradient = FusedGradient(network, offsets, (len(weights), num_samples), weights.device, lanes)
-        self.weights.grad = self._gradient.grad
-        self._policy = FusedPolicy(network, offsets, len(weights), weights.device)
-        self._no_keys = torch.zeros(len(weights), 2, dtype=torch.int64, device=weights.device)
+        self._gradient = FusedGradient(network, offsets, (runs, num_samples), weights.device, lanes)
+        assert weights.grad is not None  # the kernel writes there instead of into memory of its own
+        self._gradient.grad = weights.grad.view(runs, -1)
+        self._policy = FusedPolicy(network, offsets, runs, weights.device)
+        self._no_keys = torch.zeros(runs, 2, dtype=torch.int64, device=weights.device)
 
     def policy(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return parameters of the action distribution (S, M, P) and values (S, M) for tokens (S, M, N, D)."""
-        return self._policy(self.weights.detach(), tokens.contiguous())
+        return self._policy(self.weights, tokens.contiguous())
 
     def gradient(self, samples: Any, keys: Tensor | None, kl_coef: Tensor) -> dict[str, Tensor]:
         """Leave the gradients of the losses in the weights' `grad`, and return the parts of the losses, (S,) each.
@@ -80,7 +83,7 @@ class FusedRuns:
             kl_coef: (S,).
         """
         self.coefficients[:, COEFFICIENTS.index("kl_coef")] = kl_coef
-        inputs = self.weights.detach(), [x.contiguous() for x in samples], self._no_keys if keys is None else keys
+        inputs = self.weights, [x.contiguous() for x in samples], self._no_keys if keys is None else keys
         _, parts = self._gradient(*inputs, self.coefficients)
         return dict(zip(PARTS, parts.clone().unbind(1), strict=True))
 
@@ -119,7 +122,7 @@ def make_fused(
         module: the agent's file.
         agent: of the first run, with the weights of the first row.
         all_args: settings of the runs.
-        weights: (S, W).
+        weights: of all runs, (S W,), by `flatten`.
         tokens: observations of the first run, (R, N, D).
 
     Raises:
@@ -130,7 +133,7 @@ def make_fused(
         return None
     network, reason = describe(module, agent, all_args, weights.device)
     if network is not None and reason is None:
-        lanes = fused.divide(network, (len(weights), args.minibatch_size), weights.device, "GRADIENT")
+        lanes = fused.divide(network, (len(all_args), args.minibatch_size), weights.device, "GRADIENT")
         reason = difference(module, agent, network, args, tokens, lanes)
         if reason is None:
             return FusedRuns(agent, network, weights, all_args, args.minibatch_size, lanes)
@@ -182,8 +185,7 @@ def difference(
         if isinstance(layer, EncoderLayer):
             layer.narrow = False  # whose own kernels would be compiled for this one comparison
     tokens = tokens[torch.arange(NUM_COMPARED, device=tokens.device) % len(tokens)]
-    weights = torch.cat([x.detach().flatten() for x in agent.parameters()])
-    kernels = FusedRuns(agent, network, nn.Parameter(weights[None].clone()), [args], NUM_COMPARED, lanes)
+    kernels = FusedRuns(agent, network, flatten(agent), [args], NUM_COMPARED, lanes)
     generator = torch.Generator(tokens.device).manual_seed(0)
     keys = torch.randint(2**32, (2,), generator=generator, device=tokens.device) if network.dropout else None
     with torch.no_grad():
@@ -224,12 +226,10 @@ def compare_gradients(
     found = kernels.gradient(batch, None if keys is None else keys[None], kl_coef[None])
     if parts.keys() != found.keys():
         return f"the loss has the parts {', '.join(parts)}, in the kernel {', '.join(found)}"
-    assert kernels.weights.grad is not None
-    rows = kernels.weights.grad[0].split([x.numel() for x in gradients])
-    named = zip((name for name, _ in agent.named_parameters()), rows, gradients, strict=True)
+    named = zip(agent.named_parameters(), gradients, strict=True)
     reason = compare({f"the loss's {name}": (found[name], part.detach()) for name, part in parts.items()})
     largest = max(float(x.abs().max()) for x in gradients)  # beside which rounding hides small ones
-    return reason or compare({f"the gradient of {name}": (row, x) for name, row, x in named}, largest)
+    return reason or compare({f"the gradient of {name}": (weight.grad, x) for (name, weight), x in named}, largest)
 
 
 def compare(pairs: dict[str, tuple[Tensor, Tensor]], largest: float = 1.0) -> str | None:
@@ -239,21 +239,3 @@ def compare(pairs: dict[str, tuple[Tensor, Tensor]], largest: float = 1.0) -> st
         if not error <= TOLERANCE * size + 1e-6 * max(largest, 1.0):
             return f"{name} differs from the file's by {error:.1e} of {size:.1e}"
     return None
-
-
-def share_weights(agent: nn.Module, weights: Tensor) -> None:
-    """Let an agent's parameters be views of the only row of `weights` (1, W)."""
-    for parameter, part in zip(agent.parameters(), _parts(agent, weights), strict=True):
-        parameter.data = part
-
-
-def share_gradient(agent: nn.Module, weights: nn.Parameter) -> None:
-    """Let the gradients of an agent's parameters be views of the gradient of `weights` (1, W)."""
-    assert weights.grad is not None
-    for parameter, part in zip(agent.parameters(), _parts(agent, weights.grad), strict=True):
-        parameter.grad = part
-
-
-def _parts(agent: nn.Module, row: Tensor) -> list[Tensor]:
-    sizes = [x.numel() for x in agent.parameters()]
-    return [x.view_as(y) for x, y in zip(row.detach()[0].split(sizes), agent.parameters(), strict=True)]

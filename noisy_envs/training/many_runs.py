@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from noisy_envs.nn.transformer import EncoderLayer
 from noisy_envs.randomness import derive_seed
-from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
+from noisy_envs.training.accelerate import Accelerator, Gradient, Loss, flatten
 from noisy_envs.training.envs import Envs, EnvState, eval_env_kwargs, make_vec, num_learners, on_gpu
 from noisy_envs.training.evaluation import play_episodes
 from noisy_envs.training.kernel import make_fused
@@ -53,6 +53,11 @@ class Member:
     kl_coef: float
     error: str = ""  # why it ended before the others
 
+    @property
+    def weights(self) -> nn.Parameter:
+        """All weights of the agent, (P,)."""
+        return flatten(self.agent)
+
 
 class RunStack(nn.Module):
     """The weights of S agents, and their optimizer.
@@ -69,11 +74,11 @@ class RunStack(nn.Module):
         self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes.values()]
         (group,) = members[0].optimizer.param_groups
         self._betas, self._eps = group["betas"], group["eps"]
-        self.weights = nn.Parameter(torch.stack([flat(member.agent.parameters()) for member in members]))
-        self._moments = [
-            torch.stack([flat(adam_states(member, name)) for member in members]) for name in ("exp_avg", "exp_avg_sq")
-        ]
-        steps = [[float(next(adam_states(member, "step")))] for member in members]
+        self.weights = nn.Parameter(torch.stack([member.weights.detach() for member in members]))
+        states = [member.optimizer.state[member.weights] for member in members]  # empty before the first step
+        zeros = torch.zeros_like(self.weights[0])
+        self._moments = [torch.stack([x.get(name, zeros) for x in states]) for name in ("exp_avg", "exp_avg_sq")]
+        steps = [[float(x.get("step", 0))] for x in states]
         self._steps = torch.tensor(steps, dtype=torch.float64, device=self.weights.device)  # (S, 1)
 
     def call(self, weights: Tensor, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -107,16 +112,10 @@ class RunStack(nn.Module):
 
     def unstack(self, row: int, member: Member) -> None:
         """Copy a row back into its member's agent and optimizer."""
-        vectors = [self.weights.detach()[row], *(moment[row] for moment in self._moments)]
-        parts = zip(*(vector.clone().split(self._sizes) for vector in vectors), strict=True)
-        with torch.no_grad():
-            for weight, (value, mean, square) in zip(member.agent.parameters(), parts, strict=True):
-                weight.copy_(value.view_as(weight))
-                member.optimizer.state[weight] = {
-                    "step": torch.tensor(float(self._steps[row, 0])),
-                    "exp_avg": mean.view_as(weight),
-                    "exp_avg_sq": square.view_as(weight),
-                }
+        member.weights.data.copy_(self.weights.detach()[row])
+        mean, square = (moment[row].clone() for moment in self._moments)
+        step = torch.tensor(float(self._steps[row, 0]))
+        member.optimizer.state[member.weights] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
 
 
 class _Call(nn.Module):
@@ -130,26 +129,15 @@ class _Call(nn.Module):
         return self._function(self.agent, *inputs)
 
 
-def flat(tensors: Any) -> Tensor:
-    """Return the numbers of all tensors, (P,)."""
-    return torch.cat([x.detach().flatten() for x in tensors])
-
-
-def adam_states(member: Member, name: str) -> Iterator[Tensor]:
-    """Yield a state of Adam for each weight: zeros before the first step."""
-    for weight in member.agent.parameters():
-        state = member.optimizer.state.get(weight, {})
-        yield state.get(name, torch.zeros(()) if name == "step" else torch.zeros_like(weight))
-
-
 def check_member(member: Member, first: Member) -> None:
     """Raise ValueError if a run cannot be a row beside the first one."""
     groups = [x.optimizer.param_groups for x in (member, first)]
     same = [{name: x for name, x in group[0].items() if name not in ("params", "lr")} for group in groups]
     plain = len(groups[0]) == 1 and not any(same[0].get(name) for name in ("weight_decay", "amsgrad", "maximize"))
-    if type(member.optimizer) is not torch.optim.Adam or not plain or same[0] != same[1]:
+    flat = groups[0][0]["params"][0] is member.weights
+    if type(member.optimizer) is not torch.optim.Adam or not (plain and flat) or same[0] != same[1]:
         raise ValueError(
-            "make_optimizer: expected Adam, one group without weight decay, equal in all runs but for rates"
+            "make_optimizer: expected Adam of flatten(agent), without weight decay, equal in all runs but for rates"
         )
     weights, buffers = list(member.agent.parameters()), list(member.agent.buffers())
     if buffers or not all(weight.requires_grad for weight in weights):
@@ -207,7 +195,7 @@ class ManyRuns:
         self.envs.compile_step(Accelerator(self.args.compile, False, self.args.device).compile, self.state)
         self._accelerator = Accelerator(False, on_gpu(self.args) and self.args.cuda_graphs, self.args.device)
         all_args, tokens = [member.run.args for member in self.members], self.members[0].state.tokens
-        self.kernels = make_fused(module, self.agent, all_args, self.stack.weights, tokens)
+        self.kernels = make_fused(module, self.agent, all_args, flatten(self.stack), tokens)
         if self.kernels is not None:
             for member in self.members:
                 member.agent.encoder.hash_dropout = True

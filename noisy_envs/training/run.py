@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from noisy_envs import registration
@@ -26,10 +26,11 @@ from noisy_envs.randomness import derive_seed
 from noisy_envs.rendering.video import write_gif
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training import distributed, kernel
-from noisy_envs.training.accelerate import Accelerator, Gradient, Loss
+from noisy_envs.training.accelerate import Accelerator, Gradient, Loss, flatten
 from noisy_envs.training.checkpoint import (
     checkpoint_errors,
     checkpoint_path,
+    join_states,
     load_checkpoint,
     read_summary,
     save_checkpoint,
@@ -59,7 +60,7 @@ from noisy_envs.training.evaluation import (
     solved_label,
 )
 from noisy_envs.training.files import lock_folder, new_folder
-from noisy_envs.training.kernel import FusedRuns, make_fused, share_gradient, share_weights, wants_kernels
+from noisy_envs.training.kernel import FusedRuns, make_fused, wants_kernels
 from noisy_envs.training.metrics import MetricsLogger, WandbRun, read_metrics, start_wandb
 from noisy_envs.training.plots import plot_curve
 from noisy_envs.training.process import on_stop_signal, timestamp, write_stderr
@@ -131,21 +132,17 @@ class Run(Accelerator):
         """Return the gradient of an agent's loss, see `Accelerator.gradient`: by the fused kernel where it fits."""
         if not wants_kernels(self.local_args):
             return super().gradient(model, loss, axis)
-        weights = nn.Parameter(torch.cat([x.detach().flatten() for x in model.parameters()])[None])
+        weights = flatten(model)
         kernels = make_fused(self.module, model, [self.local_args], weights, self._envs.start.tokens)
         if kernels is None:
             return super().gradient(model, loss, axis)
         self._kernels = kernels
         model.encoder.hash_dropout = True
-        share_weights(model, weights)
-        share_gradient(model, weights)
 
         def gradient(samples: Any, keys: Tensor | None, kl_coef: Tensor) -> dict[str, Tensor]:
             batch = type(samples)(*(x[None] for x in samples))
             parts = kernels.gradient(batch, None if keys is None else keys[None], kl_coef[None])
-            if WORLD_SIZE > 1:
-                share_gradient(model, weights)
-                distributed.average_gradients(model)
+            distributed.average_gradient(weights)
             return {name: part[0] for name, part in parts.items()}
 
         return self.record(gradient)
@@ -221,7 +218,10 @@ class Run(Accelerator):
             raise ValueError(f"{path} was written by {len(content['processes'])} processes, not by {WORLD_SIZE}")
         local = content["processes"][RANK]
         load_weights(agent, self.module, path, content)
-        optimizer.load_state_dict(content["optimizer"])
+        saved = content["optimizer"]
+        if len(saved["param_groups"][0]["params"]) > len(optimizer.param_groups[0]["params"]) == 1:
+            saved = join_states(saved)
+        optimizer.load_state_dict(saved)
         generator.set_state(local["generator"])
         self.step, self.updates, self.seconds, kl_coef = content["progress"]
         return envs.restore(local["envs"], self.step), kl_coef

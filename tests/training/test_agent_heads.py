@@ -19,7 +19,7 @@ pytest.importorskip("tyro")
 from training_helpers import SMALL, begin, ppo, rollout  # noqa: E402  torch may be missing
 
 from noisy_envs.nn import pooling  # noqa: E402
-from noisy_envs.training.accelerate import accumulate_gradient  # noqa: E402
+from noisy_envs.training.accelerate import accumulate_gradient, flatten  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
 from noisy_envs.training.metrics import read_metrics  # noqa: E402
 from noisy_envs.training.run import Run  # noqa: E402
@@ -157,7 +157,7 @@ def test_each_agent_learns_from_one_batch(head):
     def gradient(batch, keep, kl_coef):
         assert keep.shape == (1, 128, envs.token_spec.num_tokens + agent.pool.num_extra_tokens, args.embed_dim)
         loss = partial(module.ppo_loss, args, agent)
-        return accumulate_gradient(agent, loss, batch, keep, kl_coef)
+        return accumulate_gradient(flatten(agent), loss, batch, keep, kl_coef)
 
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate)
     before = losses()

@@ -61,10 +61,11 @@ def test_gradients_are_averaged_in_one_message(others):
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     grads = [torch.randn(weight.shape, generator=random) for weight in model.parameters()]
     theirs = [torch.randn(weight.shape, generator=random) for weight in model.parameters()]
+    weights = accelerate.flatten(model)
     for weight, grad in zip(model.parameters(), grads, strict=True):
-        weight.grad = grad
+        weight.grad.copy_(grad)
     others.append(torch.cat([x.flatten() for x in theirs]))
-    distributed.average_gradients(model)
+    distributed.average_gradient(weights)
     for weight, one, other in zip(model.parameters(), grads, theirs, strict=True):
         torch.testing.assert_close(weight.grad, (one + other) / 2)
     assert not others

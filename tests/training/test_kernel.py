@@ -121,6 +121,15 @@ def test_a_run_is_resumed_with_either(emulated, tmp_path):
         assert load_checkpoint(folder / "checkpoint.pt")["args"]["kernel"] == second
 
 
+def test_an_optimizer_of_each_weight_learns_what_the_kernels_compute(emulated, tmp_path):
+    expected, _ = train(tmp_path / "torch", "--kernel", "torch")
+    module = load_agent("adapool")
+    module.make_optimizer = lambda args, agent: torch.optim.Adam(agent.parameters(), 1.0, eps=args.adam_eps)
+    rows, _ = train(tmp_path / "fused", "--kernel", "fused", module=module)
+    assert emulated
+    assert_close(rows, expected)
+
+
 def test_many_runs_with_the_kernels_are_runs_alone(emulated, tmp_path):
     module = load_agent("avgpool")
     own = "--seed 1 --dropout 0.2 --clip-coef 0.01", "--seed 2 --vf-coef 0.1 --kl-coef 0"

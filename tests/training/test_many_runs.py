@@ -27,6 +27,7 @@ del sys.path[:2]
 
 from noisy_envs.training import accelerate  # noqa: E402
 from noisy_envs.training import envs as environments  # noqa: E402
+from noisy_envs.training.accelerate import flatten  # noqa: E402
 from noisy_envs.training.checkpoint import load_checkpoint, read_summary  # noqa: E402
 from noisy_envs.training.files import lock_folder  # noqa: E402
 from noisy_envs.training.main import main  # noqa: E402
@@ -413,18 +414,22 @@ def test_agents_with_other_files_are_other_groups(tmp_path):
 
 def other_optimizer(kind, **options):
     def change(module):
-        module.make_optimizer = lambda args, agent: kind(agent.parameters(), args.learning_rate, **options)
+        module.make_optimizer = lambda args, agent: kind([flatten(agent)], args.learning_rate, **options)
 
     return change
 
 
 def rate_as_epsilon(module):
-    module.make_optimizer = lambda args, agent: torch.optim.Adam(agent.parameters(), 0.1, eps=args.learning_rate)
+    module.make_optimizer = lambda args, agent: torch.optim.Adam([flatten(agent)], 0.1, eps=args.learning_rate)
+
+
+def each_weight(module):
+    module.make_optimizer = lambda args, agent: torch.optim.Adam(agent.parameters(), args.learning_rate)
 
 
 def two_groups(module):
     def make(args, agent):
-        groups = [{"params": agent.actor.parameters()}, {"params": agent.critic.parameters()}]
+        groups = [{"params": [flatten(agent)]}, {"params": [torch.nn.Parameter(torch.zeros(3))]}]
         return torch.optim.Adam(groups, args.learning_rate)
 
     module.make_optimizer = make
@@ -457,6 +462,7 @@ def buffered(module):
         other_optimizer(torch.optim.Adam, amsgrad=True),
         other_optimizer(torch.optim.Adam, maximize=True),
         rate_as_epsilon,
+        each_weight,
         two_groups,
         frozen,
         buffered,

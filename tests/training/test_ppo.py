@@ -1,5 +1,7 @@
 """The learning loop: what is played, what it was worth, and the gradient that follows."""
 
+from functools import partial
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,7 +11,7 @@ from training_helpers import BOX, begin, ppo, rollout
 
 from noisy_envs.randomness import derive_seed
 from noisy_envs.training import accelerate
-from noisy_envs.training.accelerate import accumulate_gradient, minibatches
+from noisy_envs.training.accelerate import accumulate_gradient, flatten, minibatches
 from noisy_envs.training.envs import env_kwargs, make_vec
 
 WORDS = ["--num-envs", "8", "--minibatch-size", "128"]
@@ -172,7 +174,7 @@ def test_the_gradient_of_pieces_is_that_of_all(monkeypatch, dropout):
             calls.append(len(part.advantage))
             return ppo.ppo_loss(args, agent, part, mask, kl_coef)
 
-        parts = accumulate_gradient(agent, loss, samples, keep, torch.tensor(0.3))
+        parts = accumulate_gradient(flatten(agent), loss, samples, keep, torch.tensor(0.3))
         found.append((parts, torch.cat([weight.grad.flatten() for weight in agent.parameters()])))
         assert calls == [128] if piece == 1024 else calls == [32] * 4
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
@@ -222,7 +224,8 @@ def test_an_update_takes_each_epoch_and_clips_the_gradient():
     seen = []
 
     def gradient(batch, keep, kl_coef):
-        parts = accumulate_gradient(agent, lambda *given: ppo.ppo_loss(args, agent, *given), batch, keep, kl_coef)
+        loss = partial(ppo.ppo_loss, args, agent)
+        parts = accumulate_gradient(flatten(agent), loss, batch, keep, kl_coef)
         grads = [weight.grad.clone() for weight in agent.parameters()]
         seen.append((len(batch.tokens), keep, float(kl_coef), grads, parts))
         return parts

@@ -46,7 +46,7 @@ class StoppedRun(Run):
         return self.collect
 
     def begin(self, agent, optimizer, generator, envs, kl_coef):
-        self.agent = agent
+        self.agent, self.optimizer = agent, optimizer
         return super().begin(agent, optimizer, generator, envs, kl_coef)
 
     def log(self, *given):
