@@ -27,6 +27,8 @@ MAX_ENTITIES = STREAM // 16  # of one type: a stream holds five numbers for each
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
 NOISE_ROLES, NOISE_MOTIONS = ("own", "signal"), ("still", "wander", "follow", "orbit")
 ORBIT_ANGLE = 0.2  # radians that the velocity of orbiting noise turns in a step
+# the force that turns a velocity and keeps its length in spite of damping, in multiples of the velocity
+ORBIT_ALONG, ORBIT_ACROSS = (math.cos(ORBIT_ANGLE) - (1 - DAMPING)) / DT, math.sin(ORBIT_ANGLE) / DT
 
 
 class State(NamedTuple):
@@ -274,9 +276,11 @@ class ParticleGame:
 
     def noise_force(self, noise: Array, control: Array) -> Array:
         """Return the forces (B, L, 2) of noise (B, L, 5) that follows or orbits; agents apply `control` (B, A, 2)."""
+        xp = namespace(noise)
         if self.noise_motion == "orbit":
-            return noise[..., 2:4] @ self.table("orbit", noise)
-        return control[:, :1] + namespace(noise).zeros_like(noise[..., :2])
+            x, y = noise[..., 2], noise[..., 3]
+            return xp.stack([ORBIT_ALONG * x - ORBIT_ACROSS * y, ORBIT_ACROSS * x + ORBIT_ALONG * y], axis=-1)
+        return control[:, :1] + xp.zeros_like(noise[..., :2])
 
     def moving_forces(self, state: State, *forces: Array) -> Array:
         """Join forces of consecutive movers (B, n, 2) to (B, M, 2); absent movers apply none."""
@@ -418,11 +422,8 @@ class ParticleGame:
         movers, landmarks = radius[slice(*self._solid_movers)], radius[self.num_movers :][slice(*self._solid_landmarks)]
         radii = np.maximum(movers + np.concatenate([movers, landmarks]).T, -1.0)  # sums of pairs
         np.fill_diagonal(radii, -1.0)  # a body does not collide with itself
-        factor, cos, sin = 1.0 / self.observation_scale, math.cos(ORBIT_ANGLE), math.sin(ORBIT_ANGLE)
-        kept = 1.0 - DAMPING
+        factor = 1.0 / self.observation_scale
         return {
-            # what turns the velocity and keeps its length, in spite of damping
-            "orbit": np.array([[cos - kept, sin], [-sin, cos - kept]]) / DT,
             # in the order of `observe`; agents are alike, so it does not matter which of them observes
             "signal": np.concatenate([[[True]], signal[self.num_movers :], signal[1 : self.num_movers]])[:, 0],
             "accel": accel[: self.num_agents],

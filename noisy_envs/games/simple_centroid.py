@@ -1,4 +1,4 @@
-"""Simple centroid (paper, section 4.3.1): stay at the centroid of moving signal entities among fixed noise entities.
+"""Simple centroid (paper, section 4.3.1): stay at the centroid of moving signal entities among noise entities.
 
 `B` environments, `A` agents, `S` signal entities, `L` noise entities, `M = A + S` movers, `N = M + L` tokens.
 """
@@ -44,13 +44,31 @@ class StepRandomness(NamedTuple):
 
 @dataclass(frozen=True)
 class SimpleCentroid(ParticleGame):
-    """The agent must stay at the centroid of signal entities, which wander among fixed noise entities.
+    """The agent must stay at the centroid of signal entities, which wander among noise entities.
 
     ## Description
-    At each step every signal entity accelerates in a random direction. Noise entities do not move, and neither the
-    reward nor, by default, the dynamics depend on them. As in the paper, their number affects the starting state unless
-    `spread` is set, see "Starting State". The physics are those of the Multi-Particle Environment: steps of 0.1 s,
-    damping 0.25, mass 1. The oracle accelerates towards the next position of the centroid.
+    At each step every signal entity accelerates in a random direction. Noise entities do not move, unless
+    `noise_motion` is set, and neither the reward nor, by default, the dynamics depend on them. As in the paper, their
+    number affects the starting state unless `spread` is set, see "Starting State". The physics are those of the
+    Multi-Particle Environment: steps of 0.1 s, damping 0.25, mass 1. The oracle accelerates towards the next position
+    of the centroid.
+
+    ## Noise
+    By default noise has a role of its own, as in the paper. With `noise_role="signal"` it has the role of signal, and
+    an agent must find another cue. The order of the tokens tells signal from noise too, but agents that pool tokens do
+    not see it; `noisy_envs.wrappers.ShuffleTokens` hides it from others.
+
+    | `noise_motion` | noise | cue with `noise_role="signal"` |
+    |---|---|---|
+    | "still" | does not move, as in the paper | motion: all noise has the same velocity relative to the agent |
+    | "wander" | starts and moves as signal does | none, if also `noise_offset=0` and `noise_spread=None` |
+    | "follow" | accelerates as the first agent does | motion: the velocity relative to that agent vanishes |
+    | "orbit" | moves in a circle at constant speed | motion: signal slows down in the first steps |
+
+    `noise_offset` and `noise_spread` add the cue of place. Without any cue no policy that sees tokens but no rewards
+    can tell signal from noise. Then the policy "mean", which aims at the centroid of signal and noise together, shows
+    what can be reached: it scores about 0.4 among 28 noise entities, the oracle 1. If noise follows, "mean" earns less
+    than the random policy. The seed determines how signal moves; the noise has no influence on it.
 
     ## Action Space
     `continuous_actions=True`: `Box(0, 1, (5,), float32)`. Slot 0 does nothing; slots 1 to 4 accelerate left (−x), right
@@ -59,7 +77,8 @@ class SimpleCentroid(ParticleGame):
 
     ## Observation Space
     `Box((N, 5), float32)`, one token per entity: x, y, vx, vy relative to the observing agent, divided by
-    `observation_scale`, and the role. Order: the agent itself (0, 0, 0, 0, self), noise, other agents, signal.
+    `observation_scale`, and the role. Order: the agent itself (0, 0, 0, 0, self), noise, other agents, signal; noise
+    that moves comes last.
 
     | role | self | another agent | signal | noise | padding |
     |---|---|---|---|---|---|
@@ -75,7 +94,7 @@ class SimpleCentroid(ParticleGame):
     ## Starting State
     The spread s is `spread`, or max(log₄(number of entities), 2). Along each axis agents and signal have positions
     U(−s, s) and velocities U(−2, 2). Noise has positions U(−s, s), or U(−`noise_spread`, `noise_spread`), plus one
-    common offset of length U(0, `noise_offset`) in a random direction.
+    common offset of length U(0, `noise_offset`) in a random direction. Noise that moves has velocities U(−2, 2).
 
     With `spread=None` and more than 16 entities, the number of noise entities also affects where agents and signal
     start: returns fall with it (the oracle's from −0.21 with 12 noise entities to −0.28 with 60), and if `num_noise` is
@@ -100,6 +119,8 @@ class SimpleCentroid(ParticleGame):
     * `noise_spread`: largest starting coordinate of noise before the offset; None for the spread of the others.
     * `noise_offset`: maximum length of the common offset of the noise.
     * `collidable_agents`, `collidable_signal`, `collidable_noise`: which types of entity collide with each other.
+    * `noise_role`: "own", or "signal".
+    * `noise_motion`: "still", "wander", "follow" or "orbit"; see "Noise".
 
     ## Differences
     From the paper's code: an agent's own token comes first, before the noise, not after it; the force between bodies at
