@@ -36,7 +36,7 @@ Picture = npt.NDArray[np.uint8]
 
 WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
 GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
-DARK_RED, BRIGHT_GREEN = (196, 16, 28), (84, 214, 96)
+DARK_RED, PALE_RED, BRIGHT_GREEN = (196, 16, 28), (255, 205, 198), (84, 214, 96)
 AMBER, YELLOW = (255, 166, 0), (255, 224, 32)
 MARGIN = 0.5  # units between the outermost initial position and the border
 # fractions of the picture's size
@@ -96,7 +96,7 @@ PREDATOR = Marker("predator", tag.PREDATOR_RADIUS, DARK_RED)
 PREDATORS = Marker("other predators", tag.PREDATOR_RADIUS, DARK_RED, ((0.55, WHITE),))
 PREY = Marker("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
 CATCH_FLASH = Marker("catch", 0.2, YELLOW, shape="star")
-DECOY = Marker("noise", tag.PREY_RADIUS, RED, shape="diamond")
+DECOY = Marker("noise", tag.PREY_RADIUS, PALE_RED, shape="diamond")
 SOLID_OBSTACLE = Marker("obstacle", tag.OBSTACLE_RADIUS, BLACK)
 NOISE_OBSTACLE = Marker("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
 KEY_COLOR, CONTENT_COLOR = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # two of 19
