@@ -25,6 +25,9 @@ VECTOR = "noisy_envs.interfaces.vector_env:TokenVectorEnv"
 GAMES: dict[str, Any] = {game.name: game for game in (SimpleCentroid, SimpleTag, BoxWorld)}
 GameLike = str | type  # a key of GAMES, "module:Class", or the class of a game
 
+# noise with the role of signal, and starting states that do not depend on its number
+UNLABELED = {"num_noise": 28, "noise_role": "signal", "noise_offset": 0.0, "spread": 2.5}
+
 # Ids with sizes are experiments of the paper (section 4.3): agents-signal-noise or predators-prey-obstacles.
 # So are BoxWorldEntities and BoxWorldPixels (section 4.4).
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,12 +36,17 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/SimpleCentroid-1v15v16-v0": ("simple_centroid", {"num_signal": 15, "num_noise": 16}),
     "noisy_envs/SimpleCentroid-1v3v28-v0": ("simple_centroid", {"num_signal": 3, "num_noise": 28}),
     "noisy_envs/SimpleCentroid-1v1v30-v0": ("simple_centroid", {"num_signal": 1, "num_noise": 30}),
+    "noisy_envs/SimpleCentroidStill-v0": ("simple_centroid", UNLABELED),
+    "noisy_envs/SimpleCentroidOrbit-v0": ("simple_centroid", {**UNLABELED, "noise_motion": "orbit"}),
+    "noisy_envs/SimpleCentroidFollow-v0": ("simple_centroid", {**UNLABELED, "noise_motion": "follow"}),
+    "noisy_envs/SimpleCentroidAlike-v0": ("simple_centroid", {**UNLABELED, "noise_motion": "wander"}),
     "noisy_envs/SimpleTag-v0": ("simple_tag", {}),
     "noisy_envs/SimpleTag-1v3v0-v0": ("simple_tag", {"num_obstacles": 0}),
     "noisy_envs/SimpleTag-1v3v4-v0": ("simple_tag", {"num_obstacles": 4}),
     "noisy_envs/SimpleTag-1v3v12-v0": ("simple_tag", {"num_obstacles": 12}),
     "noisy_envs/SimpleTag-1v3v28-v0": ("simple_tag", {"num_obstacles": 28}),
     "noisy_envs/SimpleTagMPE-v0": ("simple_tag", MPE),
+    "noisy_envs/SimpleTagDecoys-v0": ("simple_tag", {"num_obstacles": 0, "num_noise": 4, "noise_role": "signal"}),
     "noisy_envs/BoxWorld-v0": ("box_world", {}),
     "noisy_envs/BoxWorldEntities-v0": ("box_world", {"observation": "entities"}),
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),

@@ -25,6 +25,10 @@ SELF, ABSENT = 0, -1  # roles in every game
 EVERYONE = slice(None)
 MAX_ENTITIES = STREAM // 16  # of one type: a stream holds five numbers for each agent of two types
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
+NOISE_ROLES, NOISE_MOTIONS = ("own", "signal"), ("still", "wander", "follow", "orbit")
+ORBIT_ANGLE = 0.2  # radians that the velocity of orbiting noise turns in a step
+# the force that turns a velocity and keeps its length in spite of damping, in multiples of the velocity
+ORBIT_ALONG, ORBIT_ACROSS = (math.cos(ORBIT_ANGLE) - (1 - DAMPING)) / DT, math.sin(ORBIT_ANGLE) / DT
 
 
 class State(NamedTuple):
@@ -46,6 +50,7 @@ class EntityType(NamedTuple):
     role: int
     radius: float
     solid: bool  # collides with other solid entities
+    signal: bool  # matters to the agents
     agent: bool = False
     accel: float = 0.0  # newtons of a full action; the mass is 1
     max_speed: float = 0.0  # 0 for landmarks
@@ -72,7 +77,6 @@ class ParticleGame:
     signal_moves: ClassVar[bool] = False
     render_modes: ClassVar[tuple[str, ...]] = ("human", "rgb_array")
     reset_options: ClassVar[tuple[str, ...]] = ()
-    role_names: ClassVar[dict[str, int]]
     start_speed: ClassVar[float]  # largest component of a starting velocity
 
     # defined by each game: options of the dataclass, constants or properties
@@ -81,7 +85,10 @@ class ParticleGame:
     observation_scale: Any  # float
     entity_types: Any  # tuple[EntityType, ...]
     num_agents: Any  # int
+    role_names: Any  # dict[str, int], values of the feature "role"
     start_reach: Any  # float, largest starting coordinate
+    num_noise: Any  # Count
+    noise_motion: Any  # str, of NOISE_MOTIONS
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the options only; cached values are recomputed."""
@@ -109,6 +116,27 @@ class ParticleGame:
     def num_entities(self) -> int:
         """Largest number of entities, N."""
         return sum(self.max_counts)
+
+    @cached_property
+    def rows(self) -> dict[str, slice]:
+        """Rows of the entities of each type by the name of its option, movers and landmarks counted together."""
+        ends = np.cumsum(self.max_counts).tolist()
+        return {
+            kind.option: slice(end - count, end)
+            for kind, count, end in zip(self.entity_types, self.max_counts, ends, strict=True)
+        }
+
+    def entities(self, state: State, option: str) -> Array:
+        """Return the rows (B, n, 5) of the entities whose number `option` sets."""
+        rows, first = self.rows[option], self.num_movers
+        if rows.start < first:
+            return state.mover[:, rows]
+        return state.landmark[:, rows.start - first : rows.stop - first]
+
+    @cached_property
+    def noise_moves(self) -> bool:
+        """Whether noise is among the movers."""
+        return self.noise_motion != "still" and highest(self.num_noise) > 0
 
     @cached_property
     def counted_types(self) -> tuple[EntityType, ...]:
@@ -184,10 +212,10 @@ class ParticleGame:
         Args:
             position: (B, N, 2).
             velocity: (B, N, 2); ignored for landmarks.
-            counts: for each of `counted_types` the number of entities, an int or (B, 1); by default the largest.
+            counts: for the first of `counted_types` the numbers of entities, ints or (B, 1); for others the largest.
         """
         xp = namespace(position)
-        given = counts or [highest(getattr(self, kind.option)) for kind in self.counted_types]
+        given = [*counts, *self.max_counts[len(self.entity_types) - len(self.counted_types) + len(counts) :]]
         present = xp.concat([xp.zeros_like(position[:, 0, :1]) + count for count in given], axis=1)
         mover, fixed = position[:, : self.num_movers], position[:, self.num_movers :]
         mover = xp.concat([mover, velocity[:, : self.num_movers]], axis=-1)
@@ -208,7 +236,7 @@ class ParticleGame:
         if isinstance(given, State):
             rows = np.concatenate([as_numpy(field) for field in given], axis=-2)
             role = rows[..., 4]
-            numbers = {kind.option: (role == kind.role).sum(-1) for kind in self.counted_types}
+            numbers = {x.option: (role[..., self.rows[x.option]] == x.role).sum(-1) for x in self.counted_types}
             state = self.validate_state({"position": rows[..., :2], "velocity": rows[..., 2:4], **numbers}, batch)
             if not np.array_equal(state.role.reshape(role.shape), role):
                 order = ", ".join(f"{kind.option} of role {kind.role}" for kind in self.entity_types)
@@ -235,13 +263,32 @@ class ParticleGame:
             raise ValueError(f"state: {option}={count}: expected {lowest(allowed)} to {highest(allowed)}")
         return np.broadcast_to(count, batch).reshape(-1, 1).astype(np.float32)
 
+    def directions(self, action: Array, like: Array) -> Array:
+        """Turn actions (B, n, 5), or (B, n) if discrete, into directions (B, n, 2) of the dtype of `like`."""
+        if not self.continuous_actions:
+            return self.table("moves", like)[action]
+        slots = namespace(action).astype(action, like.dtype, copy=False)
+        return slots[..., 2::2] - slots[..., 1::2]
+
     def control(self, action: Array, like: Array) -> Array:
         """Turn the joint action (B, A, 5), or (B, A) if discrete, into forces (B, A, 2) of the dtype of `like`."""
-        accel = self.table("accel", like)
-        if not self.continuous_actions:
-            return self.table("moves", like)[action] * accel
-        slots = namespace(action).astype(action, like.dtype, copy=False)
-        return (slots[..., 2::2] - slots[..., 1::2]) * accel
+        return self.directions(action, like) * self.table("accel", like)
+
+    def noise_force(self, noise: Array, control: Array) -> Array:
+        """Return the forces (B, L, 2) of noise (B, L, 5) that follows or orbits; agents apply `control` (B, A, 2)."""
+        xp = namespace(noise)
+        if self.noise_motion == "orbit":
+            x, y = noise[..., 2], noise[..., 3]
+            return xp.stack([ORBIT_ALONG * x - ORBIT_ACROSS * y, ORBIT_ACROSS * x + ORBIT_ALONG * y], axis=-1)
+        return control[:, :1] + xp.zeros_like(noise[..., :2])
+
+    def moving_forces(self, state: State, *forces: Array) -> Array:
+        """Join forces of consecutive movers (B, n, 2) to (B, M, 2); absent movers apply none."""
+        xp = namespace(state.mover)
+        force = xp.concat(forces, axis=1) if len(forces) > 1 else forces[0]
+        if not self.padded or self.num_movers == self.num_agents:
+            return force
+        return xp.where(state.mover[..., 4:] != ABSENT, force, xp.zeros_like(force))
 
     def push(self, state: State, force: Array) -> State:
         """Move the bodies by the forces (B, M, 2) that movers apply, in newtons, and by contact forces."""
@@ -281,6 +328,11 @@ class ParticleGame:
         if self.padded:
             tokens = xp.where(tokens[..., 4:] != ABSENT, tokens, self.table("absent", tokens))
         return tokens
+
+    def signal_mask(self, tokens: Array) -> Array:
+        """Tell which tokens (..., N, 5), in the order of `observe`, are signal: bool (..., N), with the agent's own."""
+        present = tokens[..., -1] != ABSENT
+        return present & self.table("signal", present)
 
     def token_mask(self, tokens: Array) -> Array:
         """Return the padding mask of tokens (..., N, 5): bool (..., N), False for padding."""
@@ -362,15 +414,18 @@ class ParticleGame:
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
         """Constant arrays by name."""
-        accel, max_speed, radius = (
+        accel, max_speed, radius, solid, signal = (
             np.repeat([getattr(kind, field) for kind in self.entity_types], self.max_counts)[:, None]
-            for field in ("accel", "max_speed", "radius")
+            for field in ("accel", "max_speed", "radius", "solid", "signal")
         )
+        radius = np.where(solid, radius, -np.inf)  # bodies between solid ones may not collide
         movers, landmarks = radius[slice(*self._solid_movers)], radius[self.num_movers :][slice(*self._solid_landmarks)]
-        radii = movers + np.concatenate([movers, landmarks]).T  # sums of pairs
+        radii = np.maximum(movers + np.concatenate([movers, landmarks]).T, -1.0)  # sums of pairs
         np.fill_diagonal(radii, -1.0)  # a body does not collide with itself
         factor = 1.0 / self.observation_scale
         return {
+            # in the order of `observe`; agents are alike, so it does not matter which of them observes
+            "signal": np.concatenate([[[True]], signal[self.num_movers :], signal[1 : self.num_movers]])[:, 0],
             "accel": accel[: self.num_agents],
             "max_speed": max_speed[: self.num_movers],
             "radii": radii,

@@ -20,9 +20,10 @@ from noisy_envs.arrays import as_numpy
 from noisy_envs.games import box_world, box_world_levels
 from noisy_envs.games import simple_centroid as centroid
 from noisy_envs.games import simple_tag as tag
-from noisy_envs.games.particles import ABSENT, State
+from noisy_envs.games.particles import ABSENT, ParticleGame, State
 from noisy_envs.registration import one_line
 from noisy_envs.rendering.window import Window
+from noisy_envs.validation import highest
 
 if TYPE_CHECKING:
     import pygame
@@ -35,7 +36,7 @@ Picture = npt.NDArray[np.uint8]
 
 WHITE, BLACK, GRID, AXES = (255, 255, 255), (30, 30, 30), (236, 236, 236), (205, 205, 205)
 GREEN, PALE_GREEN, BLUE, RED = (16, 120, 44), (120, 208, 112), (20, 44, 170), (240, 92, 80)
-DARK_RED, BRIGHT_GREEN = (196, 16, 28), (84, 214, 96)
+DARK_RED, PALE_RED, BRIGHT_GREEN = (196, 16, 28), (255, 205, 198), (84, 214, 96)
 AMBER, YELLOW = (255, 166, 0), (255, 224, 32)
 MARGIN = 0.5  # units between the outermost initial position and the border
 # fractions of the picture's size
@@ -95,6 +96,7 @@ PREDATOR = Marker("predator", tag.PREDATOR_RADIUS, DARK_RED)
 PREDATORS = Marker("other predators", tag.PREDATOR_RADIUS, DARK_RED, ((0.55, WHITE),))
 PREY = Marker("prey", tag.PREY_RADIUS, BRIGHT_GREEN, shape="diamond")
 CATCH_FLASH = Marker("catch", 0.2, YELLOW, shape="star")
+DECOY = Marker("noise", tag.PREY_RADIUS, PALE_RED, shape="diamond")
 SOLID_OBSTACLE = Marker("obstacle", tag.OBSTACLE_RADIUS, BLACK)
 NOISE_OBSTACLE = Marker("obstacle (noise)", tag.OBSTACLE_RADIUS, BLACK, shape="ring")
 KEY_COLOR, CONTENT_COLOR = (tuple(box_world.PALETTE[color].tolist()) for color in (10, 13))  # two of 19
@@ -112,25 +114,28 @@ CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
 WEIGHT = Marker("attention", 0.0, AMBER, shape="halo")  # in the legend only
 
 
-def _items(state: State, halos: Array, markers: dict[int, Marker], first: Marker) -> list[Item]:
+def _items(game: ParticleGame, state: State, halos: Array, markers: tuple[Marker, ...], first: Marker) -> list[Item]:
     """Return all entities that are present, with the halos of the first agent's tokens.
 
-    The first agent has the marker `first`; `markers` maps the roles of the others.
+    The first agent has the marker `first`; the others have those of their types, `markers`.
     """
     rows = np.concatenate([state.mover[:1], state.landmark, state.mover[1:]])  # (N, 5), in the order of the tokens
+    kinds = np.repeat(np.arange(len(markers)), game.max_counts)
+    kinds = np.concatenate([kinds[:1], kinds[game.num_movers :], kinds[1 : game.num_movers]])
     return [
-        Item(markers[int(role)] if token else first, float(x), float(y), float(halos[token]))
-        for token, (x, y, _, _, role) in enumerate(rows)
+        Item(markers[kind] if token else first, float(x), float(y), float(halos[token]))
+        for token, ((x, y, _, _, role), kind) in enumerate(zip(rows, kinds, strict=True))
         if role != ABSENT
     ]
 
 
 def simple_centroid_scene(game: centroid.SimpleCentroid, state: State, halos: Array) -> Scene:
     """Return the scene of SimpleCentroid; `halos` (N,) are in the order of the first agent's tokens."""
-    items = _items(state, halos, {centroid.AGENT: OTHER, centroid.SIGNAL: SIGNAL, centroid.NOISE: NOISE}, AGENT)
-    x, y = state.mover[state.mover[:, 4] == centroid.SIGNAL, :2].mean(axis=0)
+    items = _items(game, state, halos, (OTHER, SIGNAL, NOISE), AGENT)
+    signal = state.mover[game.rows["num_signal"]]
+    x, y = signal[signal[:, 4] != ABSENT, :2].mean(axis=0)
     items.append(Item(CENTROID, float(x), float(y)))
-    optional = {OTHER: game.num_agents > 1, NOISE: game.num_entities > game.num_movers}
+    optional = {OTHER: game.num_agents > 1, NOISE: highest(game.num_noise) > 0}
     markers = tuple(marker for marker in (AGENT, OTHER, SIGNAL, CENTROID, NOISE) if optional.get(marker, True))
     return Scene(game.start_reach + MARGIN, markers, items)
 
@@ -141,13 +146,17 @@ def simple_tag_scene(game: tag.SimpleTag, state: State, halos: Array) -> Scene:
     Obstacles that do not collide are hollow. A star appears behind each caught prey.
     """
     obstacle = SOLID_OBSTACLE if game.obstacles_matter else NOISE_OBSTACLE
-    roles = {tag.PREDATOR: PREDATORS, tag.PREY: PREY, tag.OBSTACLE: obstacle}
-    items = _items(state, halos, roles, PREDATOR)
-    prey = state.mover[game.num_predators :, :2]
+    others = (DECOY, obstacle) if game.noise_moves else (obstacle, DECOY)
+    items = _items(game, state, halos, (PREDATORS, PREY, *others), PREDATOR)
+    prey = state.mover[game.rows["num_prey"], :2]
     caught = game.touching(State(state.mover[None], state.landmark[None]))[0].any(axis=0)
     items += [Item(CATCH_FLASH, float(x), float(y)) for x, y in prey[caught]]
-    optional = {PREDATORS: game.num_predators > 1, obstacle: game.num_entities > game.num_movers}
-    legend = PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle
+    optional = {
+        PREDATORS: game.num_predators > 1,
+        obstacle: highest(game.num_obstacles) > 0,
+        DECOY: highest(game.num_noise) > 0,
+    }
+    legend = PREDATOR, PREDATORS, PREY, CATCH_FLASH, obstacle, DECOY
     markers = tuple(marker for marker in legend if optional.get(marker, True))
     return Scene(game.start_reach + MARGIN, markers, items, arena=tag.OUTSIDE)
 

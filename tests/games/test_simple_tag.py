@@ -17,7 +17,7 @@ from noisy_envs import simple_tag_v0
 from noisy_envs.arrays import Array, as_numpy
 from noisy_envs.games import physics
 from noisy_envs.games.particles import ABSENT, SELF, State
-from noisy_envs.games.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag
+from noisy_envs.games.simple_tag import MPE, OBSTACLE, PREDATOR, PREY, SimpleTag, StepRandomness
 from noisy_envs.interfaces import episode as episode_shell
 from noisy_envs.interfaces.functional import EnvParams, play
 from noisy_envs.interfaces.scripted import assign_policies, clip_action
@@ -33,6 +33,11 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
     "ranges": {"num_obstacles": (0, 9), "num_predators": 2, "predator_policy": "chase", "prey_policy": "flee"},
     "solid ranges": {"num_obstacles": (1, 9), "collidable_obstacles": True, "prey_policy": "still"},
     "ghosts": {"collidable_predators": False, "collidable_prey": False, "collidable_obstacles": True},
+    "noise": {"num_noise": 6, "noise_motion": "still"},
+    "hidden noise": {"num_noise": (1, 6), "noise_role": "signal", "num_predators": 2},
+    "continuous noise": {"num_noise": 3, "noise_role": "signal", "continuous_actions": True},
+    "following noise": {"num_noise": 3, "noise_motion": "follow", "num_obstacles": (0, 3)},
+    "orbiting noise": {"num_noise": 3, "noise_motion": "orbit", "start": "mpe"},
     "half ghosts": {"collidable_predators": False, "num_predators": 3, "collidable_obstacles": True},
 }
 every_kind = pytest.mark.parametrize("options", EVERY_KIND.values(), ids=list(EVERY_KIND))
@@ -46,9 +51,14 @@ def worlds(game: SimpleTag, count: int, seed: int = 0) -> tuple[State, np.ndarra
     return game.initial(uniforms(key, np.zeros(count, np.int64), game.num_reset_uniforms)), key
 
 
+def chance(game: SimpleTag, key: np.ndarray, t: int) -> StepRandomness:
+    """Return the random variables of step t."""
+    return game.sample_randomness(uniforms(key, np.full(len(key), t + 1), game.num_step_uniforms))
+
+
 def joint(game: SimpleTag, key: np.ndarray, t: int) -> np.ndarray:
     """Return random actions of all agents at step t."""
-    return game.sample_randomness(uniforms(key, np.full(len(key), t + 1), game.num_step_uniforms)).random
+    return chance(game, key, t).random
 
 
 def arranged(game: SimpleTag, position: Any, velocity: Any = 0.0) -> State:
@@ -320,9 +330,9 @@ def test_penalty_of_the_arena(x, penalty, dtype):
 def test_paper_start_of_agents(predators, prey, scale):
     game = SimpleTag(predators, prey, 0)
     agents = predators + prey
+    rest = np.zeros((1, 0)), np.zeros((1, 1)), np.zeros((1, 0))  # obstacles, number of noise, noise
     lowest, highest = (
-        game.initial((np.zeros((1, 1)), np.full((1, 1), u), np.zeros((1, 4 * agents)), np.zeros((1, 0))))
-        for u in (0.0, 1.0)
+        game.initial((np.zeros((1, 1)), np.full((1, 1), u), np.zeros((1, 4 * agents)), *rest)) for u in (0.0, 1.0)
     )
     np.testing.assert_allclose(lowest.mover[0, :, :4], np.tile([-0.1, -0.1, -0.5, -0.5], (agents, 1)))
     np.testing.assert_allclose(highest.mover[0, :, :4], np.tile([-scale, -scale, -0.5, -0.5], (agents, 1)))
@@ -382,7 +392,7 @@ def test_a_crowd_starts_without_a_placement_loop(start, monkeypatch):
     env = gymnasium.make("noisy_envs/SimpleTag-v0", num_obstacles=500, collidable_obstacles=True, start=start)
     tokens, _ = env.reset(seed=0)
     assert tokens.shape == (504, 5) and env.observation_space.contains(tokens)
-    assert drawn == [1 + 1 + 4 * 4 + 2 * 500]  # number, scale, agents, obstacles
+    assert drawn == [1 + 1 + 4 * 4 + 2 * 500 + 1]  # number, scale, agents, obstacles, number of noise
 
 
 # --- tokens ---
@@ -525,7 +535,7 @@ def test_a_state_is_admitted_as_it_was(options, backend):
     game = SimpleTag(**options)
     state, key = worlds(game, 5)
     for t in range(9):
-        state = game.transition(state, joint(game, key, t), None)
+        state = game.transition(state, joint(game, key, t), chance(game, key, t))
     given = State(*(to(x, backend) for x in state))
     for again in (game.validate_state(given, (5,)), game.validate_state(State(*(x[0] for x in given)), ())):
         for ours, theirs in zip(state, again, strict=True):
@@ -593,7 +603,10 @@ BAD: dict[str, list[tuple[Any, type[Exception]]]] = {
     "prey_policy": [("greedy", ValueError), (None, ValueError), (3, ValueError)],
     "reward_sharing": [("both", ValueError), (None, ValueError)],
     "start": [("MPE", ValueError), (None, ValueError)],
+    "noise_role": [("prey", ValueError), (None, ValueError)],
+    "noise_motion": [("chase", ValueError), (0, ValueError)],
 }
+BAD["num_noise"] = BAD["num_obstacles"]
 BAD |= {name: BAD["num_predators"] for name in ("num_prey", "max_steps")}
 BAD |= {name: BAD["continuous_actions"] for name in SOLID} | {"predator_policy": BAD["prey_policy"]}
 

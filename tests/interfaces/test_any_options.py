@@ -34,9 +34,10 @@ def idle(tokens, u):
 IDS = {"simple_centroid": "SimpleCentroid", "simple_tag": "SimpleTag", "box_world": "BoxWorld"}
 STEPS = 140  # more than an episode
 WORDS = {  # what the options that are words may be, beside nonsense
-    "other_policy": ["random", "still", "oracle", idle], "prey_policy": ["random", "still", "flee", idle],
-    "predator_policy": ["random", "still", "chase", idle], "reward_shape": ["sqrt", "linear", "square"],
+    "other_policy": ["random", "still", "oracle", "mean", idle], "prey_policy": ["random", "still", "flee", idle],
+    "predator_policy": ["random", "still", "chase", "chase_any", idle], "reward_shape": ["sqrt", "linear", "square"],
     "reward_sharing": ["own", "shared", "team"], "start": ["paper", "mpe"],
+    "noise_role": ["own", "signal", "other"], "noise_motion": ["still", "wander", "follow", "orbit", "fly"],
     "observation": ["entities", "pixels", "rgb"],
 }  # fmt: skip
 SIZES = st.integers(0, 9) | st.tuples(st.integers(0, 5), st.integers(0, 9))
