@@ -31,7 +31,7 @@ from gymnasium.vector import VectorEnv
 
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
-from noisy_envs.wrappers import transforms, vector
+from noisy_envs.wrappers import tokenize, transforms, vector
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
 
@@ -122,7 +122,7 @@ class TokenizeObservation(TokenWrapper):
     def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
         """Wrap an environment; see the class."""
         RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, transforms.Tokenize(space_of(env), squash))
+        super().__init__(env, tokenize.Tokenize(space_of(env), squash))
 
 
 class AddNoiseTokens(TokenWrapper):

@@ -22,7 +22,7 @@ from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
-from noisy_envs.wrappers import transforms
+from noisy_envs.wrappers import tokenize, transforms
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import num_random_layers, single_space_of, spec_of
 
@@ -166,7 +166,7 @@ class TokenizeObservation(VectorTokenWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
         """Wrap vector environments of NumPy arrays."""
         RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, transforms.Tokenize(single_space_of(env), squash))
+        super().__init__(env, tokenize.Tokenize(single_space_of(env), squash))
 
 
 class AddNoiseTokens(VectorTokenWrapper):
