@@ -1,8 +1,8 @@
 """The wrappers of `noisy_envs.wrappers` for vector environments.
 
 Environment i of a vector with seed s equals the single environment with seed s + i. The wrappers work in every
-autoreset mode, on NumPy arrays, and all but `TokenizeObservation` also on the tensors of this package's environments,
-where each step waits for the device. They transform `final_obs` and `final_info` too, and keep their layout:
+autoreset mode, on NumPy arrays, and also on the tensors of this package's environments, where each step waits for the
+device. They transform `final_obs` and `final_info` too, and keep their layout:
 Gymnasium's, or dense tensors on torch.
 """
 
@@ -161,12 +161,14 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
 
 
 class TokenizeObservation(VectorTokenWrapper):
-    """Turns flat observations into tokens (B, 1 + F, 2); see `noisy_envs.wrappers.TokenizeObservation`."""
+    """Turns observations into tokens (B, N, D); see `noisy_envs.wrappers.TokenizeObservation`."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
-        """Wrap vector environments of NumPy arrays."""
-        RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, tokenize.Tokenize(single_space_of(env), squash))
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], squash: bool = False, patch_size: int = tokenize.PATCH_SIZE
+    ) -> None:
+        """Wrap vector environments."""
+        RecordConstructorArgs.__init__(self, squash=plain(squash), patch_size=plain(patch_size))
+        super().__init__(env, tokenize.Tokenize(single_space_of(env), squash, patch_size))
 
 
 class AddNoiseTokens(VectorTokenWrapper):
