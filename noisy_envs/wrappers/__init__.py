@@ -32,12 +32,17 @@ from gymnasium.vector import VectorEnv
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
 from noisy_envs.wrappers import tokenize, transforms, vector
+from noisy_envs.wrappers.distract import Distract
+from noisy_envs.wrappers.disturb import NoisyActions, NoisyRewards
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
 
 __all__ = [
+    "AddDistractorPatches",
     "AddNoiseTokens",
     "FlattenTokens",
+    "NoisyActions",
+    "NoisyRewards",
     "ShuffleTokens",
     "TokenizeObservation",
     "TokensAndMask",
@@ -137,6 +142,45 @@ class TokenizeObservation(TokenWrapper):
         """Wrap an environment; see the class."""
         RecordConstructorArgs.__init__(self, squash=plain(squash), patch_size=plain(patch_size))
         super().__init__(env, tokenize.Tokenize(space_of(env), squash, patch_size))
+
+
+class AddDistractorPatches(TokenWrapper):
+    """Adds random patches around and over an image, before `TokenizeObservation` with the same `patch_size`.
+
+    Images (H, W, C) become canvases (H + 2 · around · P, W + 2 · around · P, C) for patches of P pixels; grey images
+    (H, W) stay grey. `info` gets `signal_mask`, bool (H', W'), True for the pixels of the image that are seen, or those
+    of them that the environment's own `signal_mask` marks. `TokenizeObservation` turns it into a mask of tokens.
+
+    Args:
+        env: an environment whose observations are images.
+        around: width of the ring of noise patches around the image, in patches. A further ring does not change the
+            other patches.
+        over: number of patches of the image that noise covers, or a range (low, high) from which it is drawn for each
+            episode. A further patch does not change which ones come first.
+        patch_size: P, a divisor of height and width.
+        content: "uniform", where each pixel is drawn on its own between the bounds, or "image", where each patch is one
+            of the same image, so that place and neighbours alone tell it from signal.
+        frozen: draw content and covered patches once per episode; otherwise in each step.
+        moves: draw the place of the image in the canvas for each episode; otherwise it is in the middle.
+
+    Raises:
+        ValueError: the observations are no images, or an option has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        around: int = 1,
+        over: Count = 0,
+        patch_size: int = tokenize.PATCH_SIZE,
+        content: str = "uniform",
+        frozen: bool = False,
+        moves: bool = False,
+    ) -> None:
+        """Wrap an environment; see the class."""
+        transform = Distract(space_of(env), around, over, patch_size, content, frozen, moves)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
 
 
 class AddNoiseTokens(TokenWrapper):
