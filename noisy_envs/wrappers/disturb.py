@@ -159,7 +159,8 @@ class NoisyActions(Disturbed):
     def _action(self, action: Any, moment: Moment) -> Any:
         action = np.asarray(action, self.action_space.dtype)
         disturbed = self._noise.apply(action[None], moment)[0]
-        return action.dtype.type(disturbed) if isinstance(self.action_space, spaces.Discrete) else disturbed
+        # NumPy returns a number instead of an array without axes
+        return action.dtype.type(disturbed) if isinstance(self.action_space, spaces.Discrete) else np.asarray(disturbed)
 
 
 class NoisyRewards(Disturbed):
