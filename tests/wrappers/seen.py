@@ -16,10 +16,10 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "float": spaces.Box(-1, 3, (8, 16, 2), np.float32),
     "wide": spaces.Box(-1e30, 1e30, (8, 8, 1), np.float64),
     "dict": spaces.Dict(
+        agent=spaces.Box(-2, 2, (5, 2), np.float32),
         camera=spaces.Box(0, 255, (8, 16, 1), np.uint8),
         me=spaces.Box(-1, 1, (3,), np.float32),
         mode=spaces.Discrete(3, start=4),
-        others=spaces.Box(-2, 2, (5, 2), np.float32),
     ),
     "nested": spaces.Tuple(
         (spaces.Box(0, 1, (2, 3), np.float32), spaces.Dict(near=spaces.Box(0, 1, (4, 3), np.float32)))

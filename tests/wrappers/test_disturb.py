@@ -54,7 +54,7 @@ def test_a_vector_is_its_single_environments(stack: str, mode: AutoresetMode) ->
     singles = SyncVectorEnv([lambda: single(stack)] * 3, autoreset_mode=mode)
     for seed in (5, None):
         assert_same(*(one.reset(seed=seed)[0] for one in (envs, singles)))
-        for action in draw_actions(singles.action_space, 11):
+        for action in draw_actions(singles.action_space, 14):  # with NEXT_STEP the last one ends an episode
             ours, theirs = envs.step(action), singles.step(action)
             assert_same(ours[:4], theirs[:4])
             assert_same(*([env.unwrapped.played for env in many.envs] for many in (bare, singles)))
@@ -85,6 +85,19 @@ def test_seed_and_episode_decide_all(stack: str) -> None:
     first, second = episode(env, seed=3), episode(env)
     assert episode(twin, seed=3, options={"episode": 1}) == second != first
     assert episode(twin, seed=3) == first != episode(twin, seed=4)
+
+
+@each_stack
+def test_an_autoreset_beneath_starts_episodes_as_a_vector_does(stack: str) -> None:
+    takes, wrap = STACKS[stack]
+    inner: Any = gymnasium.wrappers.Autoreset(Seen(takes=takes))
+    env = wrap(wrappers, wrappers.TokenizeObservation(inner) if stack == "both" else inner)
+    envs = SyncVectorEnv([lambda: single(stack)])
+    for seed in (2, None):
+        assert_same(env.reset(seed=seed)[0], envs.reset(seed=seed)[0][0])
+        for action in draw_actions(envs.action_space, 14):
+            ours, theirs = env.step(action[0]), envs.step(action)
+            assert_same((ours[0], float(ours[1])), (theirs[0][0], float(theirs[1][0])))
 
 
 # actions

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers import assert_same, draw_actions, play
+from helpers import assert_same, draw_actions, load_agent, play, train_tiny
 from seen import SPACES, Seen
 
 from noisy_envs import wrappers
@@ -193,6 +194,15 @@ def test_the_agent_sees_pixels_among_noise() -> None:
             np.testing.assert_allclose(pixels, image[top : top + 16, left : left + 16], rtol=1e-6)
 
 
+@pytest.mark.parametrize("shows", ["set", "image", "dict"])
+def test_an_agent_trains_on_them(shows: str, tmp_path: Path) -> None:
+    for package in ("torch", "tyro"):
+        pytest.importorskip(package)
+    words = ["--env-id", "tests/Seen-v0", "--num-noise", "4", "--env-kwargs", f"shows={shows}", "patch_size=4"]
+    summary, _ = train_tiny(load_agent("adapool"), tmp_path, *words)
+    assert summary["return"] == 1 + 2 + 3 + 4
+
+
 # meaning
 
 
@@ -224,10 +234,10 @@ padding      -1  padding""",
             """15 tokens of 67 features: value[0] to value[65], role
 role                  number  is
 query                      0  own
-camera                     1  signal
-me[0] to me[2]        2 to 4  signal
-mode[0] to mode[2]    5 to 7  signal
-others                     8  signal
+agent                      1  signal
+camera                     2  signal
+me[0] to me[2]        3 to 5  signal
+mode[0] to mode[2]    6 to 8  signal
 noise                      9  noise""",
         ),
     ],
