@@ -260,6 +260,10 @@ def test_a_spec_prints_itself(shows: str, noise: Any, text: str) -> None:
             "noisy_envs/SimpleTag-1v3v4-v0",
             {"self": "own", "obstacle": "noise", "predator": "signal", "prey": "signal"},
         ),
+        (
+            "noisy_envs/SimpleTagMPE-v0",
+            {"self": "own", "obstacle": "signal", "predator": "signal", "prey": "signal"},
+        ),
         ("noisy_envs/BoxWorldEntities-v0", {}),
     ],
 )
