@@ -1,6 +1,7 @@
-"""Wrappers that turn observations into tokens and add noise tokens; `vector` has them for vector environments.
+"""Wrappers that turn observations into tokens and add noise; `vector` has them for vector environments.
 
-A token is a row (value, role). The `token_spec` of a wrapped environment describes roles, query and padding:
+A token is a row of values and a role, (value, role) for a number. The `token_spec` of a wrapped environment describes
+features, roles, query and padding:
 
 ```python
 import gymnasium
@@ -12,7 +13,8 @@ envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the 
 ```
 
 `AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` also accept the environments of this package, and
-any other whose observations are tokens (N, D) that a `token_spec` describes.
+any other whose observations are tokens (N, D) that a `token_spec` describes. `NoisyActions` and `NoisyRewards` accept
+every environment, and `AddDistractorPatches` those with images.
 
 Seed, episode number and step determine all random numbers ("marginal" noise also depends on the observations since the
 seed). `reset(seed=s)` starts episode 0, `reset(options={"episode": n})` episode n, and `reset()` the next episode. A

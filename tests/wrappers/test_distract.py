@@ -7,7 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from helpers import assert_same, draw_actions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from seen import Seen
 
 from noisy_envs import wrappers
@@ -167,3 +170,51 @@ def test_images_without_bounds_get_their_own_patches() -> None:
         wrappers.AddDistractorPatches(Unbounded())
     env = wrappers.AddDistractorPatches(Unbounded(), content="image")
     assert env.reset(seed=0)[0] in env.observation_space
+
+
+@st.composite
+def images(draw: Any) -> Any:
+    """Return a space of images and a size that divides them."""
+    size = draw(st.integers(1, 4))
+    shape = [size * draw(st.integers(1, 4)) for _ in range(2)] + draw(st.sampled_from([[], [1], [2], [3], [4]]))
+    if len(shape) == 2 or draw(st.booleans()):
+        return spaces.Box(0, draw(st.integers(0, 255)), shape, np.uint8), size
+    low = draw(st.floats(-9, 9, width=32))
+    return spaces.Box(low, low + draw(st.floats(0, 9, width=32)), shape, np.float32), size
+
+
+@given(
+    images(),
+    st.integers(0, 2),
+    st.integers(0, 20) | st.tuples(st.integers(0, 4), st.integers(0, 8)),
+    st.sampled_from(["uniform", "image"]),
+    *[st.booleans()] * 2,
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum")
+def test_any_options(image: Any, around: int, over: Any, content: str, frozen: bool, moves: bool) -> None:
+    """They are refused in one line, or images and tokens are in their spaces, and a vector is its environments."""
+
+    class Drawn(Seen):
+        def __init__(self) -> None:
+            super().__init__("image")
+            self.observation_space = image[0]
+
+    options: dict[str, Any] = {"around": around, "over": over, "content": content, "frozen": frozen, "moves": moves}
+    low, high = over if isinstance(over, tuple) else (over, over)
+    if not low <= high <= np.prod(image[0].shape[:2]) // image[1] ** 2:
+        with pytest.raises(ValueError, match=r"^over=.*: expected at (least|most) \d+( and low <= high)?$"):
+            wrappers.AddDistractorPatches(Drawn(), patch_size=image[1], **options)
+        return
+    singles = [wrappers.AddDistractorPatches(Drawn(), patch_size=image[1], **options) for _ in range(2)]
+    envs = vector.AddDistractorPatches(SyncVectorEnv([Drawn] * 2), patch_size=image[1], **options)
+    tokens = vector.TokenizeObservation(envs, patch_size=image[1])
+    for step in range(3):
+        seen, info = tokens.reset(seed=3) if step == 0 else tokens.step(np.array([3, 3]))[::4]
+        assert seen in tokens.observation_space
+        for i, env in enumerate(singles):
+            canvas, *_, its = env.reset(seed=3 + i) if step == 0 else env.step(3)
+            assert canvas in env.observation_space
+            own = wrappers.TokenizeObservation(env, patch_size=image[1])._apply(canvas, its)
+            assert_same(seen[i], own[0])
+            assert_same(info["signal_mask"][i], own[1]["signal_mask"])
