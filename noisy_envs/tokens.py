@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from noisy_envs.arrays import Array, as_numpy, namespace
-from noisy_envs.validation import unexpected
+from noisy_envs.validation import check_choice, unexpected
+
+OWN, SIGNAL, NOISE, PADDING = "own", "signal", "noise", "padding"
+EITHER = "signal or noise"  # the role does not tell: only `signal_mask` in the info does
+# what the roles of all games and wrappers are; a role that is not named here is signal, such as "predator" or "prey"
+KINDS = {"self": OWN, "query": OWN, "agent": NOISE, "obstacle": NOISE, "noise": NOISE, "padding": PADDING}
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,13 @@ class TokenSpec:
         padding_feature: index of the feature that marks padding; with roles, the last one.
         padding: value of that feature in padding.
         padded: whether an observation can contain padding.
+        kinds: what each role is: "own" (the agent's token or the query), "signal", "noise", "signal or noise" (both
+            have it) or "padding". By default as in `KINDS`, which names the roles of all games; a role outside it is
+            signal.
 
     Raises:
-        ValueError: there are roles and `padding_feature` is not the last feature, or `padding` is not finite.
+        ValueError: there are roles and `padding_feature` is not the last feature, `padding` is not finite, or a kind is
+            unknown.
     """
 
     num_tokens: int
@@ -38,14 +50,38 @@ class TokenSpec:
     padding_feature: int = -1
     padding: float = -1.0
     padded: bool = True
+    kinds: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the role is the last feature, where wrappers and agents look for it."""
+        """Check that the role is the last feature, where wrappers and agents look for it; fill in the kinds."""
         last = self.num_features - 1
         if self.roles and self.padding_feature not in (-1, last):
             raise unexpected("padding_feature", self.padding_feature, f"-1 or {last}, as there are roles")
         if not math.isfinite(self.padding):
             raise unexpected("padding", self.padding, "a finite number")
+        for kind in self.kinds.values():
+            check_choice("kinds", kind, (OWN, SIGNAL, NOISE, EITHER, PADDING))
+        names = [*self.roles, "padding"] if self.roles and self.padded else [*self.roles]
+        kinds = {name: self.kinds.get(name, KINDS.get(name, SIGNAL)) for name in names}
+        object.__setattr__(self, "kinds", kinds)
+
+    def __str__(self) -> str:
+        """Return an aligned text: the number of tokens, their features, and number and kind of each role."""
+        features = ", ".join(_ends(run) for run in _runs(self.features, _stem))
+        head = f"{self.num_tokens} tokens of {self.num_features} features: {features}"
+        if not self.roles:
+            feature = self.features[self.padding_feature]
+            return f"{head}\nno roles; " + (
+                f"padding where {feature} is {self.padding:g}" if self.padded else "no padding"
+            )
+        numbers = {name: f"{self.roles.get(name, self.padding):g}" for name in self.kinds}
+        rows = [("role", "number", "is")]
+        for run in _runs(self.kinds, lambda name: (_stem(name), self.kinds[name])):
+            rows.append((_ends(run), _ends([numbers[name] for name in run]), self.kinds[run[0]]))
+        name_width, number_width, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(
+            [head, *(f"{name:<{name_width}}  {number:>{number_width}}  {kind}" for name, number, kind in rows)]
+        )
 
     @property
     def num_features(self) -> int:
@@ -81,3 +117,18 @@ class TokenSpec:
             return feature != self.padding
         xp = namespace(feature)
         return xp.ones_like(feature, dtype=xp.bool)
+
+
+def _stem(name: str) -> str:
+    """Return the part of a name that those of its run share: "x[" of "x[3]"."""
+    return name[: name.find("[") + 1] or name
+
+
+def _runs(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
+    """Group neighbours of equal keys."""
+    return [list(run) for _, run in itertools.groupby(names, key)]
+
+
+def _ends(names: list[str]) -> str:
+    """Return the first and the last of some names."""
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

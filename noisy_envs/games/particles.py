@@ -152,7 +152,13 @@ class ParticleGame:
     @cached_property
     def token_spec(self) -> TokenSpec:
         """Meaning of an observation."""
-        return TokenSpec(self.num_entities, ("x", "y", "vx", "vy", "role"), self.role_names, padded=self.padded)
+        features, kinds = ("x", "y", "vx", "vy", "role"), self.role_kinds
+        return TokenSpec(self.num_entities, features, self.role_names, padded=self.padded, kinds=kinds)
+
+    @cached_property
+    def role_kinds(self) -> dict[str, str]:
+        """Kinds of roles, see `TokenSpec`, where options change those of `noisy_envs.tokens.KINDS`."""
+        return {}
 
     @cached_property
     def max_velocity(self) -> float:

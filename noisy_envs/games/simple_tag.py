@@ -248,6 +248,11 @@ class SimpleTag(ParticleGame):
         return self.collidable_obstacles and (self.collidable_predators or self.collidable_prey)
 
     @cached_property
+    def role_kinds(self) -> dict[str, str]:
+        """Kind of obstacles, if they matter."""
+        return {"obstacle": "signal"} if self.obstacles_matter else {}
+
+    @cached_property
     def num_reset_uniforms(self) -> tuple[int, ...]:
         """Uniforms of a reset by stream: number of obstacles, scale, agents, obstacles, number of noise, noise."""
         noise = highest(self.num_noise)

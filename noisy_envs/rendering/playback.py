@@ -240,7 +240,7 @@ class _GymnasiumPlayback:
     def step(self, actions: Array) -> None:
         tokens, reward, terminated, truncated, info = self._env.step(self._range(np.asarray(actions)[0]))
         self.clock += 1
-        self.total_return += float(reward)
+        self.total_return += float(info.get("true_reward", reward))
         self.done = terminated or truncated
         self.tokens, self.signal_mask = tokens[None], info["signal_mask"]
 

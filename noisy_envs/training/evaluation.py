@@ -117,8 +117,8 @@ def play_episodes(envs: Any, tokens: Tensor, act: Callable[[Tensor], Tensor]) ->
     running = torch.ones(envs.num_envs, dtype=torch.bool, device=tokens.device)
     with torch.inference_mode():
         while running.any():
-            tokens, reward, terminated, truncated, _ = envs.step(act(tokens).reshape(envs.action_space.shape))
-            tokens = tokens.flatten(0, -3)
+            tokens, reward, terminated, truncated, info = envs.step(act(tokens).reshape(envs.action_space.shape))
+            tokens, reward = tokens.flatten(0, -3), info.get("true_reward", reward)
             total += reward.reshape(envs.num_envs, -1).mean(dim=1).where(running, 0)
             running &= ~(terminated | truncated)
     return total.cpu().numpy()

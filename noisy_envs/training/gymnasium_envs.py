@@ -87,6 +87,14 @@ class PlainSteps(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             raise InvalidStep(registration.one_line(message)) from None
 
 
+def true_rewards(rewards: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+    """Return rewards (B,) without the noise of `NoisyRewards`; where an episode ended, the info is of its end."""
+    for part in (info, info.get("final_info", {})):
+        if "true_reward" in part:
+            rewards = np.where(part["_true_reward"], part["true_reward"], rewards)
+    return rewards
+
+
 @dataclass(frozen=True)
 class GymnasiumGame:
     """A Gymnasium environment ID with valid options: those of `noisy_tokens`, and those of the environment.
@@ -188,8 +196,8 @@ class GymnasiumGame:
         envs.action_space.seed(RANDOM_SEED)
         total, running = np.zeros(RANDOM_EPISODES), np.ones(RANDOM_EPISODES, np.bool_)
         while running.any():
-            _, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
-            total += reward * running
+            _, reward, terminated, truncated, info = envs.step(envs.action_space.sample())
+            total += true_rewards(reward, info) * running
             running &= ~(terminated | truncated)
         envs.close()
         return BaselineReturns(float(total.mean()), float(self.spec.reward_threshold))
@@ -222,10 +230,13 @@ class GymnasiumVectorEnv:
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Play actions; return tokens (B, N, D), reward, terminated and truncated (B,), and info.
 
-        An environment whose episode ends is reset in the same step.
+        An environment whose episode ends is reset in the same step. The info has `true_reward` (B,), without noise, if
+        a wrapper disturbs the rewards.
         """
         arrays = self._envs.step(self._to_range(actions.detach().cpu().numpy()))
         tokens, reward, terminated, truncated, info = arrays
+        if (true := true_rewards(reward, info)) is not reward:
+            info = info | {"true_reward": self._tensor(true.astype(np.float32))}
         tensors = (self._tensor(x) for x in (tokens, reward.astype(np.float32), terminated, truncated))
         return *tensors, info  # type: ignore[return-value]
 

@@ -1,6 +1,7 @@
-"""Wrappers that turn observations into tokens and add noise tokens; `vector` has them for vector environments.
+"""Wrappers that turn observations into tokens and add noise; `vector` has them for vector environments.
 
-A token is a row (value, role). The `token_spec` of a wrapped environment describes roles, query and padding:
+A token is a row of values and a role, (value, role) for a number. The `token_spec` of a wrapped environment describes
+features, roles, query and padding:
 
 ```python
 import gymnasium
@@ -12,7 +13,8 @@ envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the 
 ```
 
 `AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` also accept the environments of this package, and
-any other whose observations are tokens (N, D) that a `token_spec` describes.
+any other whose observations are tokens (N, D) that a `token_spec` describes. `NoisyActions` and `NoisyRewards` accept
+every environment, and `AddDistractorPatches` those with images.
 
 Seed, episode number and step determine all random numbers ("marginal" noise also depends on the observations since the
 seed). `reset(seed=s)` starts episode 0, `reset(options={"episode": n})` episode n, and `reset()` the next episode. A
@@ -31,13 +33,18 @@ from gymnasium.vector import VectorEnv
 
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
-from noisy_envs.wrappers import transforms, vector
+from noisy_envs.wrappers import tokenize, transforms, vector
+from noisy_envs.wrappers.distract import Distract
+from noisy_envs.wrappers.disturb import NoisyActions, NoisyRewards
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
 
 __all__ = [
+    "AddDistractorPatches",
     "AddNoiseTokens",
     "FlattenTokens",
+    "NoisyActions",
+    "NoisyRewards",
     "ShuffleTokens",
     "TokenizeObservation",
     "TokensAndMask",
@@ -103,26 +110,79 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
 
 class TokenizeObservation(TokenWrapper):
-    """Turns a flat observation into tokens (1 + F, 2): rows (value, role), with a role for each feature.
+    """Turns an observation into tokens (N, D): its numbers, the rows of its sets, or patches of its images.
 
-    The first token is the constant (0, 0), the query for AdaPool. The features follow in the order of
-    `gymnasium.spaces.flatten`; discrete parts are one-hot. Bounds and values become float32. `info` gets `signal_mask`,
-    bool (1 + F,), all True (the query counts as signal, as the agent's own token does in this package's games), and
-    `snr`, 1.0.
+    | observation | tokens | features of a token | role |
+    |---|---|---|---|
+    | `Discrete`, `MultiBinary`, `Box` with one axis, ... | one for each number | value | one for each |
+    | `Box` (N, D), not uint8: a set | one for each row | the row | "element" |
+    | `Box` (H, W, C), or (H, W) uint8: an image | one for each patch | row, column, the pixels | "patch" |
+    | `Dict`, `Tuple` | those of its parts | those of a part, then zeros | as above, but the name of a set or an image |
+
+    The first token is the query for AdaPool: zeros, with the role 0. The others follow in the order of
+    `gymnasium.spaces.flatten`; discrete parts are one-hot. Row and column tell where the middle of a patch is, from −1
+    at the upper or left edge of the image to 1 at the other one. Pixels with finite bounds are scaled to [0, 1].
+    Bounds and values become float32.
+
+    `info` gets `signal_mask`, bool (N,), and `snr`. The query counts as signal, as the agent's own token does in this
+    package's games, and so do all other tokens, unless the `signal_mask` in the info of the environment denies it: bool
+    (N,) for a set, or (H, W) for an image, where a patch is signal if any of its pixels is.
 
     Args:
-        env: an environment with flat observations: a Box with one axis, Discrete, MultiBinary or similar, or a Dict or
-            Tuple of these.
-        squash: replace features without finite bounds by their tanh, from −1 to 1; otherwise they are unbounded.
+        env: an environment with these observations.
+        squash: replace numbers without finite bounds by their tanh, from −1 to 1; otherwise they are unbounded.
+        patch_size: height and width of a patch in pixels, a divisor of the image's.
 
     Raises:
-        ValueError: naming the part of the space that is an image or has no fixed length.
+        ValueError: naming the part of the space that has more axes or no fixed length, or the sizes of patches that
+            divide an image.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], squash: bool = False) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], squash: bool = False, patch_size: int = tokenize.PATCH_SIZE
+    ) -> None:
         """Wrap an environment; see the class."""
-        RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, transforms.Tokenize(space_of(env), squash))
+        RecordConstructorArgs.__init__(self, squash=plain(squash), patch_size=plain(patch_size))
+        super().__init__(env, tokenize.Tokenize(space_of(env), squash, patch_size))
+
+
+class AddDistractorPatches(TokenWrapper):
+    """Adds random patches around and over an image, before `TokenizeObservation` with the same `patch_size`.
+
+    Images (H, W, C) become canvases (H + 2 · around · P, W + 2 · around · P, C) for patches of P pixels; grey images
+    (H, W) stay grey. `info` gets `signal_mask`, bool (H', W'), True for the pixels of the image that are seen, or those
+    of them that the environment's own `signal_mask` marks. `TokenizeObservation` turns it into a mask of tokens.
+
+    Args:
+        env: an environment whose observations are images.
+        around: width of the ring of noise patches around the image, in patches. A further ring does not change the
+            other patches.
+        over: number of patches of the image that noise covers, or a range (low, high) from which it is drawn for each
+            episode. A further patch does not change which ones come first.
+        patch_size: P, a divisor of height and width.
+        content: "uniform", where each pixel is drawn on its own between the bounds, or "image", where each patch is one
+            of the same image, so that place and neighbours alone tell it from signal.
+        frozen: draw content and covered patches once per episode; otherwise in each step.
+        moves: draw the place of the image in the canvas for each episode; otherwise it is in the middle.
+
+    Raises:
+        ValueError: the observations are no images, or an option has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        around: int = 1,
+        over: Count = 0,
+        patch_size: int = tokenize.PATCH_SIZE,
+        content: str = "uniform",
+        frozen: bool = False,
+        moves: bool = False,
+    ) -> None:
+        """Wrap an environment; see the class."""
+        transform = Distract(space_of(env), around, over, patch_size, content, frozen, moves)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
 
 
 class AddNoiseTokens(TokenWrapper):
@@ -199,6 +259,7 @@ def noisy_tokens(
     frozen: bool = False,
     shuffle: bool = True,
     squash: bool = False,
+    patch_size: int = tokenize.PATCH_SIZE,
 ) -> OneOrMany:
     """Turn the observations of an environment, single or vector, into tokens with noise, by the wrappers that fit.
 
@@ -206,8 +267,8 @@ def noisy_tokens(
     `spec_of` returns the meaning of the tokens, also through other wrappers around the result.
 
     Args:
-        env: an environment with flat observations, which `TokenizeObservation` turns into tokens (1 + F, 2), or with
-            tokens (N, D) already. Wrappers that normalise features, such as `NormalizeObservation`, must come before
+        env: an environment whose numbers, sets or images `TokenizeObservation` turns into tokens (N, D), or that has
+            tokens already. Wrappers that normalise features, such as `NormalizeObservation`, must come before
             the features become tokens: around tokens they would scale the roles too, and `spec_of` raises an error.
         num_noise: M, or a range (low, high) from which it is drawn for each episode. See `AddNoiseTokens` for details,
             also of the next four.
@@ -215,20 +276,21 @@ def noisy_tokens(
         scale: factor of the values, in their units.
         frozen: draw values and positions once per episode; otherwise in each step.
         shuffle: put all tokens but the query in random order.
-        squash: replace features without finite bounds by their tanh, for flat observations.
+        squash: replace numbers without finite bounds by their tanh. See `TokenizeObservation`, also for the next one.
+        patch_size: height and width of the patches of images, in pixels.
 
     Returns:
-        An environment, single or vector as `env`, that returns tokens (1 + F + M, 2) or (N + M, D), or (B, ...).
+        An environment, single or vector as `env`, that returns tokens (N + M, D) or (B, N + M, D).
 
     Raises:
         TypeError: `env` is not an environment, or an option has a wrong type.
-        ValueError: the observations are neither flat nor tokens; the role or padding of tokens has other bounds than
+        ValueError: the observations cannot become tokens; the role or padding of tokens has other bounds than
             `token_spec` says (a wrapper that keeps the bounds and changes the values is not detected); the number of
             noise tokens is a range, but values of the game's tokens could be mistaken for padding; or the value of an
             option is not allowed.
     """
     if isinstance(env, VectorEnv):
-        envs = env if find_spec(env) else vector.TokenizeObservation(env, squash)
+        envs = env if find_spec(env) else vector.TokenizeObservation(env, squash, patch_size)
         return vector.AddNoiseTokens(envs, num_noise, distribution, scale, frozen, shuffle)
-    inner = env if find_spec(env) else TokenizeObservation(env, squash)
+    inner = env if find_spec(env) else TokenizeObservation(env, squash, patch_size)
     return AddNoiseTokens(inner, num_noise, distribution, scale, frozen, shuffle)

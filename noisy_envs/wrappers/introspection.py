@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Space
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from noisy_envs.tokens import TokenSpec
 
@@ -102,3 +102,11 @@ def single_space_of(envs: Any) -> Space[Any]:
 def num_random_layers(env: AnyEnv) -> int:
     """Return the number of wrappers of this package around an environment that draw random numbers."""
     return int(find(env, "num_random_layers", 0))
+
+
+def autoreset_mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """Return the autoreset mode of vector environments; raise ValueError if their metadata has none."""
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ValueError(f"{env}: metadata['autoreset_mode']={mode!r}: expected an AutoresetMode")
+    return mode

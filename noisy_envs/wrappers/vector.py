@@ -1,8 +1,8 @@
 """The wrappers of `noisy_envs.wrappers` for vector environments.
 
 Environment i of a vector with seed s equals the single environment with seed s + i. The wrappers work in every
-autoreset mode, on NumPy arrays, and all but `TokenizeObservation` also on the tensors of this package's environments,
-where each step waits for the device. They transform `final_obs` and `final_info` too, and keep their layout:
+autoreset mode, on NumPy arrays, and also on the tensors of this package's environments, where each step waits for the
+device. They transform `final_obs` and `final_info` too, and keep their layout:
 Gymnasium's, or dense tensors on torch.
 """
 
@@ -22,26 +22,23 @@ from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
-from noisy_envs.wrappers import transforms
+from noisy_envs.wrappers import tokenize, transforms
+from noisy_envs.wrappers.distract import Distract
+from noisy_envs.wrappers.disturb_vector import NoisyActions, NoisyRewards
 from noisy_envs.wrappers.episode_clock import EpisodeClock
-from noisy_envs.wrappers.introspection import num_random_layers, single_space_of, spec_of
+from noisy_envs.wrappers.introspection import autoreset_mode_of, num_random_layers, single_space_of, spec_of
 
 __all__ = [
+    "AddDistractorPatches",
     "AddNoiseTokens",
     "FlattenTokens",
+    "NoisyActions",
+    "NoisyRewards",
     "RecordEpisodeStatistics",
     "ShuffleTokens",
     "TokenizeObservation",
     "TokensAndMask",
 ]
-
-
-def autoreset_mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the autoreset mode of vector environments; raise ValueError if their metadata has none."""
-    mode = env.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
-        raise ValueError(f"{env}: metadata['autoreset_mode']={mode!r}: expected an AutoresetMode")
-    return mode
 
 
 class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
@@ -161,12 +158,33 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
 
 
 class TokenizeObservation(VectorTokenWrapper):
-    """Turns flat observations into tokens (B, 1 + F, 2); see `noisy_envs.wrappers.TokenizeObservation`."""
+    """Turns observations into tokens (B, N, D); see `noisy_envs.wrappers.TokenizeObservation`."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], squash: bool = False) -> None:
-        """Wrap vector environments of NumPy arrays."""
-        RecordConstructorArgs.__init__(self, squash=plain(squash))
-        super().__init__(env, transforms.Tokenize(single_space_of(env), squash))
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], squash: bool = False, patch_size: int = tokenize.PATCH_SIZE
+    ) -> None:
+        """Wrap vector environments."""
+        RecordConstructorArgs.__init__(self, squash=plain(squash), patch_size=plain(patch_size))
+        super().__init__(env, tokenize.Tokenize(single_space_of(env), squash, patch_size))
+
+
+class AddDistractorPatches(VectorTokenWrapper):
+    """Adds random patches around and over images (B, H, W, C); see `noisy_envs.wrappers.AddDistractorPatches`."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        around: int = 1,
+        over: Count = 0,
+        patch_size: int = tokenize.PATCH_SIZE,
+        content: str = "uniform",
+        frozen: bool = False,
+        moves: bool = False,
+    ) -> None:
+        """Wrap vector environments of images."""
+        transform = Distract(single_space_of(env), around, over, patch_size, content, frozen, moves)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
 
 
 class AddNoiseTokens(VectorTokenWrapper):

@@ -210,7 +210,7 @@ def test_options_are_divided_between_the_noise_and_the_game():
         ("Odd-v0", {"takes": spaces.Text(3)}, "action_space=Text.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Sequence(spaces.Discrete(2))}, "action_space=Sequence.*TransformAction"),
         ("Odd-v0", {"takes": spaces.Box(-1, 1, (0,))}, "action_space=Box.*: expected at least one number"),
-        ("Odd-v0", {"shows": spaces.Box(0, 255, (8, 8, 3), np.uint8)}, "expected a Box with one axis"),
+        ("Odd-v0", {"shows": spaces.Box(0, 255, (9, 9, 3), np.uint8)}, "patch_size=8: expected a divisor .*: 1, 3, 9$"),
         ("Odd-v0", {"colour": 3}, "env_id='Odd-v0'.*colour"),
         ("Odd-v0", {"num_noise": -1}, "num_noise=-1: expected at least 0"),
         ("Odd-v0", {"distribution": "even"}, "distribution='even': expected one of 'gaussian'"),
