@@ -31,7 +31,7 @@ from gymnasium.vector import VectorEnv
 
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
-from noisy_envs.wrappers import transforms, vector
+from noisy_envs.wrappers import noise, transforms, vector
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
 
@@ -156,7 +156,7 @@ class AddNoiseTokens(TokenWrapper):
     ) -> None:
         """Wrap an environment; see the class."""
         space, spec = space_of(env), spec_of(env)
-        transform = transforms.AddNoise(space, spec, 1, num_noise, distribution, scale, frozen, shuffle)
+        transform = noise.AddNoise(space, spec, 1, num_noise, distribution, scale, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **transform.options)
         super().__init__(env, transform)
 

@@ -22,7 +22,7 @@ from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
-from noisy_envs.wrappers import transforms
+from noisy_envs.wrappers import noise, transforms
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import num_random_layers, single_space_of, spec_of
 
@@ -183,7 +183,7 @@ class AddNoiseTokens(VectorTokenWrapper):
     ) -> None:
         """Wrap vector environments of tokens."""
         space, spec = single_space_of(env), spec_of(env)
-        transform = transforms.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
+        transform = noise.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **transform.options)
         super().__init__(env, transform)
 

@@ -1074,7 +1074,7 @@ def test_games_without_roles() -> None:
 
 
 def test_noise_without_role_is_never_taken_for_padding() -> None:
-    from noisy_envs.wrappers import transforms as rules
+    from noisy_envs.wrappers import noise as rules
 
     env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
     rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
