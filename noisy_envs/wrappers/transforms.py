@@ -20,6 +20,7 @@ from noisy_envs.validation import check_flag, plain
 from noisy_envs.wrappers.episode_clock import Moment
 
 Info = dict[str, Array]  # about R environments: "signal_mask" bool (R, N), "snr" (R,)
+MAX_GAUSSIAN = math.sqrt(48 * math.log(2))  # standard deviations: the largest that uniforms of 24 bits can give
 
 
 class Transform(Protocol):
@@ -207,6 +208,54 @@ def check_signal(signal: Array, tokens: Array) -> None:
         raise ValueError(f"info['signal_mask']: expected shape {expected[1:]}, a bool for each token, got {shape[1:]}")
 
 
+def info_of(signal: Array, present: Array) -> Info:
+    """Return the info for masks of signal and of all tokens but padding, bool (R, N)."""
+    xp = namespace(signal)
+    real = xp.float64 if xp is np else xp.float32  # as in this package's vector environments
+    num_signal, num_tokens = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in (signal, present))
+    return {"signal_mask": signal, "snr": xp.astype(num_signal, real) / num_tokens}
+
+
+def check_may_be_padded(name: str, value: Any, other: str, spec: TokenSpec, low: np.ndarray, high: np.ndarray) -> None:
+    """Raise ValueError if a token could be mistaken for padding, in a game without padding and roles.
+
+    The error is about the option `name`, which may be `other` in any game; the game's tokens have bounds (N, D).
+    """
+    lowest, highest = low[:, spec.padding_feature].min(), high[:, spec.padding_feature].max()
+    if not spec.padded and not spec.roles and lowest <= spec.padding <= highest:
+        raise ValueError(
+            f"{name}={value}: expected {other}, or tokens with roles, since feature "
+            f"{spec.features[spec.padding_feature]!r} may be {spec.padding:g} without being padding"
+        )
+
+
+def padding_row(spec: TokenSpec, like: Array) -> Array:
+    """Return a row (D,) of padding: zeros and the padding role as in the particle games, or as in BoxWorld."""
+    xp = namespace(like)
+    size = spec.num_features
+    row = xp.full((size,), 0.0 if spec.roles else spec.padding, dtype=like.dtype, device=like.device)
+    row[spec.padding_feature] = spec.padding
+    return row
+
+
+def unlike_padding(values: Array, spec: TokenSpec) -> Array:
+    """Set the feature that marks padding to 0 where values (..., V) without roles would be mistaken for padding."""
+    if spec.roles or not spec.padded:
+        return values
+    xp, marker = namespace(values), values[..., spec.padding_feature]
+    values[..., spec.padding_feature] = xp.where(marker == spec.padding, xp.zeros_like(marker), marker)
+    return values
+
+
+def widened(low: Any, high: Any, below: float, above: float | None = None) -> tuple[Any, Any]:
+    """Return bounds of values to which −`below` to `above` (by default `below`) is added, with room for rounding."""
+    above = below if above is None else above
+    if below == above == 0:
+        return low, high
+    low, high = np.float64(low), np.float64(high)
+    return low - below - 1e-6 * (abs(low) + below), high + above + 1e-6 * (abs(high) + above)
+
+
 def bounds_of_any_order(low: np.ndarray, high: np.ndarray, query: int) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds (N, D) of tokens in any order, where only the query keeps its position."""
     others = np.arange(len(low)) != query
@@ -219,8 +268,9 @@ def bounds_of_any_order(low: np.ndarray, high: np.ndarray, query: int) -> tuple[
 def draw_uniforms(moment: Moment, counts: tuple[int, ...], like: Array) -> tuple[Array, ...]:
     """Draw float32 uniforms (R, count) for each stream of `counts`, in the library and on the device of `like`.
 
-    `AddNoise` has five streams: values, order, the slot in the reservoir, the number of tokens, and the second numbers
-    of values that need two. With separate streams, additional tokens do not change the first ones.
+    `AddNoise` has eight streams: values, order, the slot in the reservoir, the number of tokens, the second numbers of
+    values that need two, the signal token that noise resembles, the episode that it replays, and the step that it
+    follows. With separate streams, additional tokens do not change the first ones.
     """
     return uniforms(convert_like(moment.key, like), convert_like(moment.step, like), counts)
 
