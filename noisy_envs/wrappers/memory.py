@@ -110,6 +110,20 @@ class EpisodeStore:
         """Return how many steps are known of the episode `back` episodes ago, in the shape of both."""
         return np.minimum(self.lengths[rows, self._slot(rows, back)], self.max_steps)
 
+    def longer(self, rows: np.ndarray, back: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Return numbers of episodes ago, (R, M): those of `back` (R, M), or others next to them in a circle.
+
+        They are of episodes that are longer than `step` (R, 1), if any of the environments `rows` (R, 1) is.
+        """
+        all_back = np.arange(1, 1 + self.num_earlier)
+        is_longer = (all_back <= self.available(rows)) & (self.length(rows, all_back) > step)
+        if is_longer.all():
+            return back
+        place = np.where(np.tile(is_longer, 2), np.arange(2 * self.num_earlier), 2 * self.num_earlier)
+        following = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]  # the next place of a longer one
+        found = np.take_along_axis(following, back - 1, axis=1)
+        return np.where(found < 2 * self.num_earlier, 1 + found % self.num_earlier, back)
+
     def size(self, rows: np.ndarray, back: np.ndarray, step: np.ndarray) -> np.ndarray:
         """Return the number of tokens in a step of the episode `back` episodes ago."""
         return self.sizes[rows, self._slot(rows, back), step % self.max_steps]

@@ -263,7 +263,7 @@ class AddNoise(TokenTransform):
         offset = np.floor(u_episode.astype(np.float64) * num_sources).astype(np.int64)
         back = 1 + (offset + np.arange(self.max_noise)) % num_sources  # (R, M)
         lagged = np.maximum(step - back, 0)
-        back = np.where(is_first, 0, back)
+        back = np.where(is_first, 0, self.store.longer(rows, back, step))
         step = np.where(is_first, lagged, step % self.store.length(rows, back))
         return self._read(rows, back, step, u_token, num_sources)
 
