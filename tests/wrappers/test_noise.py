@@ -164,6 +164,16 @@ def test_roles_are_drawn_alike_for_each_token() -> None:
     assert abs(np.corrcoef(roles.T) - np.eye(3)).max() < 0.2
 
 
+def test_drawn_roles_are_kept_all_the_episode() -> None:
+    """Even where the rows below are in another order in each step."""
+    inner = wrappers.ShuffleTokens(wrappers.TokenizeObservation(gymnasium.make("Pendulum-v1", max_episode_steps=9)))
+    env = wrappers.AddNoiseTokens(inner, 6, noise_role="signal", shuffle=False)
+    first, *others = play(env, draw_actions(env.action_space, 20), seed=0)
+    for t, result in enumerate(others, start=1):
+        assert (result[0][-6:, 1] == first[0][-6:, 1]).all() or t >= 10
+    assert (others[-1][0][-6:, 1] != first[0][-6:, 1]).any()
+
+
 def test_before_any_signal_noise_has_the_role_of_the_query() -> None:
     class Silent(gymnasium.Env[Any, Any]):
         observation_space, action_space = spaces.Box(0, 9, (3, 2)), spaces.Discrete(2)
