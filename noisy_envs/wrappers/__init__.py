@@ -151,14 +151,16 @@ class AddNoiseTokens(TokenWrapper):
             * "marginal": `scale` times a random signal token of a past step, drawn in each step from a sample of 128.
             * "replay": `scale` times a signal token of one of the last 16 episodes, at the same step of that episode,
               so that it moves as signal does. When that episode ends, a longer one goes on; without a longer one it
-              starts over. In the first episode after a seed it is a signal token of 1 to 16 steps ago.
+              starts over. The last 1024 steps of an episode are kept. In the first episode after a seed it is a signal
+              token of 1 to 16 steps ago.
             * "copy": a signal token of `delay` steps ago, or of the start of the episode, plus normal numbers of
               standard deviation `scale`, which may be 0 here.
         scale: factor or standard deviation of the values, in their units.
         frozen: draw values and positions once per episode; otherwise in each step.
         shuffle: put all tokens but the query in random order; otherwise noise follows the other tokens.
         noise_role: "own", or "signal": the role of the signal token that noise is drawn from. "gaussian" and "uniform"
-            noise has the role of a signal token that is drawn once per episode and noise token.
+            noise has the role of a signal token that is drawn once per episode and noise token. As long as there is no
+            signal token, it is the role of the query.
         delay: number of steps of "copy".
         correlation: "none", or "reward" or "action": this number of the last step is added to the first value of each
             noise token. An action is its integer, or its first component within the bounds. At a start it is 0.

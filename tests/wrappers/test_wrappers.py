@@ -23,6 +23,7 @@ from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens, spec_of, vector
+from noisy_envs.wrappers.noise import DISTRIBUTIONS, SAMPLED
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum value is"),  # CartPole's own
@@ -581,7 +582,7 @@ def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() ->
     assert min(numbers) >= 2
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_an_autoreset_beneath_begins_episodes_as_one_outside(distribution: str, frozen: bool) -> None:
     def noise(env: Any) -> Any:
@@ -953,7 +954,7 @@ def test_signal_that_is_padding_or_noise_is_no_source() -> None:
         assert {row.tobytes() for row in noise_of(env, tokens)[:, :-1]} <= signal
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_range_is_drawn_once_an_episode(distribution: str) -> None:
     env = wrappers.AddNoiseTokens(single("cartpole"), (2, 5), distribution)
     counts = []
@@ -1003,7 +1004,7 @@ def test_noise_is_named() -> None:
 
 
 @pytest.mark.parametrize("noise_role", ["own", "signal"])
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal", "replay", "copy"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("backend", ["single", "numpy", "torch"])
 def test_more_noise_leaves_the_first_as_they_are(
@@ -1028,7 +1029,7 @@ def test_more_noise_leaves_the_first_as_they_are(
 
 
 @each_base
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_frozen_noise_is_drawn_once_an_episode(base: str, distribution: str) -> None:
     env = wrappers.AddNoiseTokens(tokens_of(wrappers, base, gymnasium.make(BASES[base])), 6, distribution, frozen=True)
     episodes = []
@@ -1242,11 +1243,12 @@ def test_tensors_are_as_arrays(stack: str, mode: AutoresetMode) -> None:
     assert (finals > 0) == (mode is SAME_STEP)
 
 
+@pytest.mark.parametrize("distribution", SAMPLED)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_use_in_inference_mode_does_not_bar_later_use(frozen: bool) -> None:
+def test_use_in_inference_mode_does_not_bar_later_use(frozen: bool, distribution: str) -> None:
     torch = pytest.importorskip("torch")
     envs = gymnasium.make_vec(TAG, 2, backend="torch")
-    noisy = vector.AddNoiseTokens(envs, 3, "marginal", frozen=frozen)
+    noisy = vector.AddNoiseTokens(envs, 3, distribution, frozen=frozen, noise_role="signal")
     action = torch.zeros(envs.action_space.shape, dtype=torch.int64)
     with torch.inference_mode():
         noisy.reset(seed=0)
