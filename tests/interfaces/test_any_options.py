@@ -60,6 +60,7 @@ FAULTS = {
     "DropTokens": {"probability": st.floats(0, 1), "frozen": st.booleans()},
     "DuplicateTokens": {"num_copies": st.integers(0, 9), "frozen": st.booleans(), "shuffle": st.booleans()},
 }  # fmt: skip
+REQUIRED = {"DisturbTokens": {}, "DropTokens": {"probability": 0.5}, "DuplicateTokens": {"num_copies": 2}}
 
 
 def values(field):
@@ -333,11 +334,9 @@ def test_noise_of_vectors(backend, count):
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("env_id", ["noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorldEntities-v0"])
 def test_faults(env_id, name, count):
-    required = {"DropTokens": {"probability": 0.5}, "DuplicateTokens": {"num_copies": 2}}.get(name, {})
-
     def check(options):
         env = gymnasium.make(env_id, disable_env_checker=True)
-        env = made(getattr(wrappers, name), env, **(required | options))
+        env = made(getattr(wrappers, name), env, **(REQUIRED[name] | options))
         if env is not None:
             check_single(env)
 
@@ -348,11 +347,10 @@ def test_faults(env_id, name, count):
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_vectors(name, count):
     pytest.importorskip("torch")
-    required = {"DropTokens": {"probability": 0.5}, "DuplicateTokens": {"num_copies": 2}}.get(name, {})
 
     def check(options):
         envs = gymnasium.make_vec("noisy_envs/SimpleTag-v0", 2, backend="torch", num_obstacles=(0, 3))
-        envs = made(getattr(wrappers.vector, name), envs, **(required | options))
+        envs = made(getattr(wrappers.vector, name), envs, **(REQUIRED[name] | options))
         if envs is not None:
             check_vector(envs, "torch")
 

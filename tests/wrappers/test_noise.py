@@ -13,7 +13,7 @@ from helpers import assert_same, draw_actions, play, to_backend
 from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
 from noisy_envs.tokens import TokenSpec
-from noisy_envs.wrappers import faults, memory, noise, noisy_tokens, vector
+from noisy_envs.wrappers import faults, noise, noisy_tokens, vector
 
 BASES: dict[str, Any] = {
     "CartPole-v1": {"vectorization_mode": "sync"},
@@ -392,9 +392,8 @@ def test_the_number_of_noise_tokens_follows_a_schedule(schedule: str, expected: 
     for episode in range(9):
         tokens, _ = env.reset(seed=0 if episode == 0 else None)
         counts.append((as_numpy(tokens).reshape(-1, 13, 5)[-1, :, -1] == 4).sum())
-    # 4 · min(episode, 5) // 5 more than the lowest number, or fewer than the highest
-    assert counts == [1 + 4 * min(i, 5) // 5 for i in range(9)] if schedule == "growing" else counts == expected
-    assert (as_numpy(env.reset(options={"episode": 10**12})[0])[..., -1] == 4).any()
+    assert counts == expected
+    assert (as_numpy(env.reset(options={"episode": 10**12})[0])[..., -1] == 4).any()  # without an overflow
 
 
 def test_one_number_needs_no_schedule() -> None:
@@ -549,8 +548,3 @@ def test_options_are_checked() -> None:
                 getattr(module, name)(env, **options)
     with pytest.raises(TypeError, match="correlated=1: expected True or False"):
         wrappers.AddNoiseTokens(tag, 1, correlated=1)  # type: ignore[arg-type]  # what is tested
-
-
-def test_memory_of_nothing_is_small() -> None:
-    store = memory.EpisodeStore(64, noise.REPLAY_EPISODES, noise.REPLAY_STEPS)
-    assert store.values is None and store.sizes.size == 0
