@@ -151,8 +151,8 @@ class AddNoiseTokens(TokenWrapper):
             * "marginal": `scale` times a random signal token of a past step, drawn in each step from a sample of 128.
             * "replay": `scale` times a signal token of one of the last 16 episodes, at the same step of that episode,
               so that it moves as signal does. When that episode ends, a longer one goes on; without a longer one it
-              starts over. The last 1024 steps of an episode are kept. In the first episode after a seed it is a signal
-              token of 1 to 16 steps ago.
+              starts over. The last 1024 steps of an episode are kept, and fewer episodes if tokens are many and large.
+              In the first episode after a seed it is a signal token of 1 to 16 steps ago.
             * "copy": a signal token of `delay` steps ago, or of the start of the episode, plus normal numbers of
               standard deviation `scale`, which may be 0 here.
         scale: factor or standard deviation of the values, in their units.

@@ -41,8 +41,9 @@ SAMPLED = ("marginal", "replay", "copy")  # noise tokens are signal tokens of ea
 NOISE_ROLES = ("own", "signal")
 CORRELATIONS = ("none", "reward", "action")
 SCHEDULES = ("constant", "growing", "reversed", "fluctuating")
-REPLAY_EPISODES = 16  # earlier episodes that are kept
-REPLAY_STEPS = 1024  # of each of them, its last ones
+REPLAY_EPISODES = 16  # earlier episodes that are kept, or fewer, at least one, …
+REPLAY_NUMBERS = 2**22  # … so that those of an environment have about so many numbers
+REPLAY_STEPS = 1024  # of each episode, its last ones
 MAX_DELAY = 1000  # steps
 MAX_EPISODES = 2**31  # of a schedule
 
@@ -137,8 +138,11 @@ class AddNoise(TokenTransform):
             self.follower = Follower(num_envs, options.correlation, options.correlated, action_space)
         self.constant = EpisodeConstant(num_envs)
         self.reservoir = SignalReservoir(num_envs, spec.num_tokens, self.num_values + self.draws_role)
-        is_replay = options.distribution == "replay"
-        self.store = EpisodeStore(num_envs, *((REPLAY_EPISODES, REPLAY_STEPS) if is_replay else (0, options.delay + 1)))
+        num_earlier, num_steps = 0, options.delay + 1
+        if options.distribution == "replay":
+            affordable = REPLAY_NUMBERS // (REPLAY_STEPS * spec.num_tokens * spec.num_features)
+            num_earlier, num_steps = max(1, min(REPLAY_EPISODES, affordable)), REPLAY_STEPS
+        self.store = EpisodeStore(num_envs, num_earlier, num_steps)
         self._count_draws()
         low, high = self._noise_bounds()
         bounds = np.concatenate([self.low, low]), np.concatenate([self.high, high])
@@ -263,7 +267,7 @@ class AddNoise(TokenTransform):
         offset = np.floor(u_episode.astype(np.float64) * num_sources).astype(np.int64)
         back = 1 + (offset + np.arange(self.max_noise)) % num_sources  # (R, M)
         lagged = np.maximum(step - back, 0)
-        back = np.where(is_first, 0, self.store.longer(rows, back, step))
+        back = np.where(is_first, 0, self.store.longer(rows, np.where(is_first, 1, back), step))
         step = np.where(is_first, lagged, step % self.store.length(rows, back))
         return self._read(rows, back, step, u_token, num_sources)
 

@@ -269,6 +269,14 @@ def test_only_the_last_steps_of_long_episodes_are_kept(limit: int, monkeypatch: 
     assert env.get_wrapper_attr("_transform").store.values.shape[2] == limit
 
 
+def test_large_tokens_leave_room_for_fewer_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "REPLAY_NUMBERS", 3 * noise.REPLAY_STEPS * 6)  # 3 episodes of 3 tokens (2,)
+    env = noisy_tokens(Count(), 6, "replay", noise_role="signal", shuffle=False)
+    for episode, tokens in enumerate(episodes(env, 9)):
+        sources = {int(abs(value)) // 100 for rows in tokens for value in rows[3:, 0]}
+        assert sources == ({0} if episode == 0 else set(range(max(0, episode - 3), episode)))
+
+
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_copies_are_of_earlier_steps_of_the_episode(delay: int) -> None:
     env = noisy_tokens(Count(), 2, "copy", 0, noise_role="signal", delay=delay, shuffle=False)
