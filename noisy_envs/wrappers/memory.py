@@ -61,11 +61,11 @@ class SignalReservoir:
         The second result, bool (R, 1), is False for environments of which nothing is known; their tokens mean nothing.
         """
         like, u_step, u_token = u_step, *(as_numpy(u).astype(np.float64) for u in (u_step, u_token))
-        known = self.num_steps[rows, None]  # (R, 1)
-        step = np.floor(u_step * np.minimum(known, RESERVOIR_SIZE)).astype(np.int64)
+        count = self.num_steps[rows][:, None]  # (R, 1)
+        step = np.floor(u_step * np.minimum(count, RESERVOIR_SIZE)).astype(np.int64)
         token = np.floor(u_token * self.sizes[rows[:, None], step]).astype(np.int64)
         index = (rows[:, None] + 0 * step, step, token)
-        return self.values[tuple(convert_like(i, like) for i in index)], known > 0
+        return self.values[tuple(convert_like(i, like) for i in index)], count > 0
 
 
 class EpisodeStore:
@@ -223,6 +223,6 @@ def bounds_of_first(space: spaces.Space[Any]) -> tuple[float, float]:
 def signal_first(values: Array, signal: Array) -> tuple[Array, np.ndarray]:
     """Put the tokens `signal`, bool (R, N), of values (R, N, D) first, and return how many they are, (R,)."""
     xp = namespace(values)
-    order = xp.argsort(xp.astype(~signal, xp.int64), axis=1, stable=True)
-    sizes = as_numpy(xp.sum(xp.astype(signal, xp.int64), axis=1))
-    return xp.take_along_axis(values, order[..., None], axis=1), sizes
+    is_other = xp.astype(~signal, xp.int64)
+    order = xp.argsort(is_other, axis=1, stable=True)
+    return xp.take_along_axis(values, order[..., None], axis=1), signal.shape[1] - as_numpy(xp.sum(is_other, axis=1))

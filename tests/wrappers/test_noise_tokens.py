@@ -526,6 +526,18 @@ def test_without_another_token_copies_are_padding() -> None:
 # options
 
 
+def test_tokens_that_look_like_padding_are_not_dropped() -> None:
+    env = gymnasium.Env[Any, Any]()
+    env.observation_space, env.action_space = spaces.Box(-1, 1, (3, 2)), spaces.Discrete(2)
+    env.token_spec = TokenSpec(3, ("x", "sign"), {}, padded=False)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"probability=0.5: expected tokens that may be padding, .*'sign' may be -1"):
+        wrappers.DropTokens(env, 0.5)
+    env.observation_space = spaces.Box(-1, 1, (1, 2))
+    env.token_spec = TokenSpec(1, ("x", "sign"), {}, padded=False)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="num_copies=2: expected an environment with more tokens than the query"):
+        wrappers.DuplicateTokens(env, 2)
+
+
 def test_options_are_checked() -> None:
     tag = gymnasium.make("noisy_envs/SimpleTag-v0")
     cases: list[tuple[str, dict[str, Any], str]] = [
