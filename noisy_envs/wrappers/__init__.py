@@ -12,18 +12,20 @@ env = AddNoiseTokens(TokenizeObservation(env), num_noise=28)  # tokens (33, 2): 
 envs = noisy_tokens(gymnasium.make_vec("CartPole-v1", 16), num_noise=28)  # the same for 16 environments: (16, 33, 2)
 ```
 
-`AddNoiseTokens`, `ShuffleTokens`, `TokensAndMask` and `FlattenTokens` also accept the environments of this package, and
-any other whose observations are tokens (N, D) that a `token_spec` describes. `NoisyActions` and `NoisyRewards` accept
-every environment, and `AddDistractorPatches` those with images.
+The wrappers of tokens also accept the environments of this package, and any other whose observations are tokens (N, D)
+that a `token_spec` describes. `NoisyActions` and `NoisyRewards` accept every environment, `AddDistractorPatches` those
+with images.
 
-Seed, episode number and step determine all random numbers ("marginal" noise also depends on the observations since the
-seed). `reset(seed=s)` starts episode 0, `reset(options={"episode": n})` episode n, and `reset()` the next episode. A
-step after the end of an episode starts the next one too, since the wrapped environment may be an `Autoreset`.
-Environment i of a vector wrapper with seed s equals the single environment with seed s + i.
+Seed, episode number and step determine all random numbers. "marginal" and "replay" noise, and numbers that are not
+correlated, also depend on what happened since the seed. `reset(seed=s)` starts episode 0, `reset(options={"episode":
+n})` episode n, and `reset()` the next episode. A step after the end of an episode starts the next one too, since the
+wrapped environment may be an `Autoreset`. Environment i of a vector wrapper with seed s equals the single environment
+with seed s + i.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeVar
 
 import gymnasium
@@ -33,15 +35,19 @@ from gymnasium.vector import VectorEnv
 
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, plain
-from noisy_envs.wrappers import tokenize, transforms, vector
+from noisy_envs.wrappers import faults, noise, tokenize, transforms, vector
 from noisy_envs.wrappers.distract import Distract
 from noisy_envs.wrappers.disturb import NoisyActions, NoisyRewards
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import find_spec, num_random_layers, space_of, spec_of
+from noisy_envs.wrappers.noise import NoiseOptions
 
 __all__ = [
     "AddDistractorPatches",
     "AddNoiseTokens",
+    "DisturbTokens",
+    "DropTokens",
+    "DuplicateTokens",
     "FlattenTokens",
     "NoisyActions",
     "NoisyRewards",
@@ -92,7 +98,7 @@ class TokenWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         """Play an action; return observation, reward, terminated, truncated and info."""
         self._clock.check_started()
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._clock.steps += 1
+        self._clock.count_step([action], [reward])
         if self._ended:
             self._clock.start_next(ROW)
         self._ended = bool(terminated or truncated)
@@ -186,23 +192,44 @@ class AddDistractorPatches(TokenWrapper):
 
 
 class AddNoiseTokens(TokenWrapper):
-    """Adds M uninformative tokens, with a role of their own: tokens (N, D) become (N + M, D).
+    """Adds M uninformative tokens: tokens (N, D) become (N + M, D).
 
-    The role is named "noise" in `token_spec`; if the game has noise tokens of its own, they share this role. In games
-    without roles only the values of noise differ. `info` has `signal_mask`, bool (N + M,), and `snr`, the fraction of
-    signal among the tokens that are not padding. All wrapped tokens but padding count as signal, unless `info` says
-    otherwise.
+    They have a role of their own, which `token_spec` names "noise" (a game's own noise tokens share it), or with
+    `noise_role="signal"` the roles of signal tokens, so that the role does not label noise. In games without roles only
+    the values of noise differ. `info` has `signal_mask`, bool (N + M,), and `snr`, the fraction of signal among the
+    tokens that are not padding. All wrapped tokens but padding count as signal, unless `info` says otherwise.
 
     Args:
         env: an environment whose observations are tokens.
         num_noise: M, or a range (low, high) from which the number is drawn for each episode; padding fills up to high.
             Additional noise tokens do not change the values of the first ones.
-        distribution: distribution of the values: "gaussian" (mean 0, standard deviation `scale`), "uniform" (from
-            −`scale` to `scale`), or "marginal": `scale` times the values of a signal token that this environment
-            returned since the last seed, not the query, drawn from a sample of 128 steps.
-        scale: factor of the values, in their units.
+        distribution: what the values are; signal tokens are those of this environment since its last seed, but not the
+            query:
+
+            * "gaussian": normal numbers, with mean 0 and standard deviation `scale`.
+            * "uniform": numbers from −`scale` to `scale`.
+            * "marginal": `scale` times a random signal token of a past step, drawn in each step from a sample of 128.
+            * "replay": `scale` times a signal token of one of the last 16 episodes, at the same step of that episode,
+              so that it moves as signal does. When that episode ends, a longer one goes on; without a longer one it
+              starts over. The last 1024 steps of an episode are kept, and fewer episodes if tokens are many and large.
+              In the first episode after a seed it is a signal token of 1 to 16 steps ago.
+            * "copy": a signal token of `delay` steps ago, or of the start of the episode, plus normal numbers of
+              standard deviation `scale`, which may be 0 here.
+        scale: factor or standard deviation of the values, in their units.
         frozen: draw values and positions once per episode; otherwise in each step.
         shuffle: put all tokens but the query in random order; otherwise noise follows the other tokens.
+        noise_role: "own", or "signal": the role of the signal token that noise is drawn from. "gaussian" and "uniform"
+            noise has the role of a signal token that is drawn once per episode and noise token. As long as there is no
+            signal token, it is the role of the query.
+        delay: number of steps of "copy".
+        correlation: "none", or "reward" or "action": this number of the last step is added to the first value of each
+            noise token. An action is its integer, or its first component within the bounds. At a start it is 0.
+        correlated: if False, the number is of a random step since the seed, of the last 128, and not of the last step:
+            the values keep their distribution but lose the correlation. Train with True and evaluate with False.
+        schedule: how a range `num_noise` is used: "constant" draws from it for each episode; "growing" goes from low in
+            episode 0 to high in episode `schedule_episodes` and stays there; "reversed" goes from high to low;
+            "fluctuating" goes from low to high and back in each `schedule_episodes`. One number stays as it is.
+        schedule_episodes: length of the schedule, in episodes of one environment.
     """
 
     def __init__(
@@ -213,10 +240,93 @@ class AddNoiseTokens(TokenWrapper):
         scale: float = 1.0,
         frozen: bool = False,
         shuffle: bool = True,
+        noise_role: str = "own",
+        delay: int = 1,
+        correlation: str = "none",
+        correlated: bool = True,
+        schedule: str = "constant",
+        schedule_episodes: int = 1000,
     ) -> None:
         """Wrap an environment; see the class."""
         space, spec = space_of(env), spec_of(env)
-        transform = transforms.AddNoise(space, spec, 1, num_noise, distribution, scale, frozen, shuffle)
+        options = NoiseOptions(
+            num_noise, distribution, scale, frozen, shuffle, noise_role, delay, correlation, correlated, schedule,
+            schedule_episodes,
+        )  # fmt: skip
+        RecordConstructorArgs.__init__(self, **dataclasses.asdict(options))
+        super().__init__(env, noise.AddNoise(space, spec, env.action_space, 1, options))
+
+
+class DisturbTokens(TokenWrapper):
+    """Disturbs values of tokens (N, D), with one kind of noise; the query, roles and padding stay as they are.
+
+    `signal_mask` and `snr` of `info` stay too. Around `AddNoiseTokens` it disturbs noise tokens as it does signal. Each
+    row is taken for one token, so shuffle afterwards.
+
+    Args:
+        env: an environment whose observations are tokens.
+        kind: what happens to a value that is hit:
+
+            * "gaussian": a normal number of standard deviation `scale` is added.
+            * "dead": it is 0, all the episode.
+            * "dropped": it is 0, in this step.
+            * "delayed": it is the value of `delay` steps ago, or of the start of the episode, all the episode.
+            * "permuted": it is the same feature of another token that is hit, all the episode.
+        probability: probability that a value is hit, drawn for each feature of each token, in each step for "gaussian"
+            and "dropped", otherwise once per episode.
+        scale: standard deviation of "gaussian", in the units of the values.
+        delay: number of steps of "delayed".
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        kind: str = "gaussian",
+        probability: float = 1.0,
+        scale: float = 1.0,
+        delay: int = 1,
+    ) -> None:
+        """Wrap an environment of tokens."""
+        transform = faults.Disturb(space_of(env), spec_of(env), 1, kind, probability, scale, delay)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
+
+
+class DropTokens(TokenWrapper):
+    """Turns random tokens (N, D) but the query into padding; `TokensAndMask` masks them.
+
+    `info` has `signal_mask`, False for them, and `snr`, the fraction of signal among the tokens that are left.
+
+    Args:
+        env: an environment whose observations are tokens.
+        probability: probability that a token is dropped.
+        frozen: draw the tokens once per episode; otherwise in each step.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], probability: float, frozen: bool = False) -> None:
+        """Wrap an environment of tokens."""
+        transform = faults.Drop(space_of(env), spec_of(env), probability, frozen)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
+
+
+class DuplicateTokens(TokenWrapper):
+    """Adds M exact copies of random tokens, but neither of the query nor of padding: (N, D) become (N + M, D).
+
+    `info` has `signal_mask`, bool (N + M,), where a copy counts as the token that it is a copy of, and `snr`.
+
+    Args:
+        env: an environment whose observations are tokens.
+        num_copies: M. Additional copies do not change the first ones.
+        frozen: draw the tokens and the order once per episode; otherwise in each step.
+        shuffle: put all tokens but the query in random order; otherwise copies follow the other tokens.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], num_copies: int, frozen: bool = False, shuffle: bool = True
+    ) -> None:
+        """Wrap an environment of tokens."""
+        transform = faults.Duplicate(space_of(env), spec_of(env), num_copies, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **transform.options)
         super().__init__(env, transform)
 
@@ -259,11 +369,18 @@ def noisy_tokens(
     frozen: bool = False,
     shuffle: bool = True,
     squash: bool = False,
+    noise_role: str = "own",
+    delay: int = 1,
+    correlation: str = "none",
+    correlated: bool = True,
+    schedule: str = "constant",
+    schedule_episodes: int = 1000,
     patch_size: int = tokenize.PATCH_SIZE,
 ) -> OneOrMany:
     """Turn the observations of an environment, single or vector, into tokens with noise, by the wrappers that fit.
 
-    The role "noise" exists even with 0 noise tokens, so that an agent meets the same roles at any noise level.
+    The role "noise" exists even with 0 noise tokens, so that an agent meets the same roles at any noise level, unless
+    `noise_role` is "signal".
     `spec_of` returns the meaning of the tokens, also through other wrappers around the result.
 
     Args:
@@ -271,13 +388,19 @@ def noisy_tokens(
             tokens already. Wrappers that normalise features, such as `NormalizeObservation`, must come before
             the features become tokens: around tokens they would scale the roles too, and `spec_of` raises an error.
         num_noise: M, or a range (low, high) from which it is drawn for each episode. See `AddNoiseTokens` for details,
-            also of the next four.
-        distribution: "gaussian", "uniform" or "marginal".
-        scale: factor of the values, in their units.
+            also of all other options but `squash`.
+        distribution: "gaussian", "uniform", "marginal", "replay" or "copy".
+        scale: factor or standard deviation of the values, in their units.
         frozen: draw values and positions once per episode; otherwise in each step.
         shuffle: put all tokens but the query in random order.
-        squash: replace numbers without finite bounds by their tanh. See `TokenizeObservation`, also for the next one.
-        patch_size: height and width of the patches of images, in pixels.
+        squash: replace numbers without finite bounds by their tanh.
+        noise_role: "own" or "signal", the role that noise tokens carry.
+        delay: number of steps of "copy".
+        correlation: "none", "reward" or "action", which is added to the first value of each noise token.
+        correlated: False breaks this correlation but keeps the distribution, for an evaluation.
+        schedule: "constant", "growing", "reversed" or "fluctuating", how `num_noise` changes over episodes.
+        schedule_episodes: length of the schedule, in episodes of one environment.
+        patch_size: height and width of image patches in pixels; see `TokenizeObservation`, also for `squash`.
 
     Returns:
         An environment, single or vector as `env`, that returns tokens (N + M, D) or (B, N + M, D).
@@ -289,8 +412,12 @@ def noisy_tokens(
             noise tokens is a range, but values of the game's tokens could be mistaken for padding; or the value of an
             option is not allowed.
     """
+    options = (
+        num_noise, distribution, scale, frozen, shuffle, noise_role, delay, correlation, correlated, schedule,
+        schedule_episodes,
+    )  # fmt: skip
     if isinstance(env, VectorEnv):
-        envs = env if find_spec(env) else vector.TokenizeObservation(env, squash, patch_size)
-        return vector.AddNoiseTokens(envs, num_noise, distribution, scale, frozen, shuffle)
-    inner = env if find_spec(env) else TokenizeObservation(env, squash, patch_size)
-    return AddNoiseTokens(inner, num_noise, distribution, scale, frozen, shuffle)
+        return vector.AddNoiseTokens(
+            env if find_spec(env) else vector.TokenizeObservation(env, squash, patch_size), *options
+        )
+    return AddNoiseTokens(env if find_spec(env) else TokenizeObservation(env, squash, patch_size), *options)

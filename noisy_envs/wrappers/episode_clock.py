@@ -20,6 +20,8 @@ class Moment(NamedTuple):
     is_new: np.ndarray  # bool (R,), False for an environment that returns its last observation again
     step: np.ndarray  # (R,) int64, steps played in the episode, 0 at its start
     key: np.ndarray  # (R, 2) int64, keys of the episodes
+    episode: np.ndarray  # (R,) int64, numbers of the episodes
+    last: tuple[Any, Any] | None = None  # actions and rewards of the last step, (B, ...) each
 
     @property
     def start(self) -> Moment:
@@ -52,6 +54,7 @@ class EpisodeClock:
         self.steps = np.zeros(num_envs, np.int64)
         self.salted = np.zeros(num_envs, np.int64)  # seeds of this layer, 63 bits each
         self.keys = np.zeros((num_envs, 2), np.int64)
+        self.last: tuple[Any, Any] | None = None  # actions and rewards of the last step, (B, ...) each
 
     def plan_reset(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None, mask: np.ndarray | None = None
@@ -90,6 +93,11 @@ class EpisodeClock:
         if len(rows):
             self.start(EpisodeStart(rows, np.zeros(len(rows), np.bool_), self.seeds[rows], self.numbers[rows] + 1))
 
+    def count_step(self, actions: Any, rewards: Any) -> None:
+        """Count a step of all environments, with its actions and rewards (B, ...)."""
+        self.steps += 1
+        self.last = actions, rewards
+
     def check_started(self) -> None:
         """Raise RuntimeError if an environment was never reset."""
         if (self.seeds < 0).any():
@@ -97,4 +105,4 @@ class EpisodeClock:
 
     def moment(self, rows: np.ndarray, is_new: np.ndarray) -> Moment:
         """Return the present moment of environments (R,)."""
-        return Moment(rows, is_new, self.steps[rows], self.keys[rows])
+        return Moment(rows, is_new, self.steps[rows], self.keys[rows], self.numbers[rows], self.last)

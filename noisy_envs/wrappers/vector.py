@@ -8,6 +8,7 @@ Gymnasium's, or dense tensors on torch.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,15 +23,19 @@ from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.interfaces.checks import check_options, check_reset_mask, seeds_as_list
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.validation import Count, check_count, plain
-from noisy_envs.wrappers import tokenize, transforms
+from noisy_envs.wrappers import faults, noise, tokenize, transforms
 from noisy_envs.wrappers.distract import Distract
 from noisy_envs.wrappers.disturb_vector import NoisyActions, NoisyRewards
 from noisy_envs.wrappers.episode_clock import EpisodeClock
 from noisy_envs.wrappers.introspection import autoreset_mode_of, num_random_layers, single_space_of, spec_of
+from noisy_envs.wrappers.noise import NoiseOptions
 
 __all__ = [
     "AddDistractorPatches",
     "AddNoiseTokens",
+    "DisturbTokens",
+    "DropTokens",
+    "DuplicateTokens",
     "FlattenTokens",
     "NoisyActions",
     "NoisyRewards",
@@ -90,7 +95,7 @@ class VectorTokenWrapper(VectorWrapper, RecordConstructorArgs):
         """Play actions; return observations (B, ...), rewards, terminated, truncated (B,) and info."""
         self._clock.check_started()
         observations, rewards, terminated, truncated, info = self.env.step(actions)
-        self._clock.steps += 1
+        self._clock.count_step(actions, rewards)
         ended = as_numpy(terminated) | as_numpy(truncated)
         if self._mode is AutoresetMode.NEXT_STEP:
             self._clock.start_next(np.flatnonzero(self._ended))
@@ -198,10 +203,59 @@ class AddNoiseTokens(VectorTokenWrapper):
         scale: float = 1.0,
         frozen: bool = False,
         shuffle: bool = True,
+        noise_role: str = "own",
+        delay: int = 1,
+        correlation: str = "none",
+        correlated: bool = True,
+        schedule: str = "constant",
+        schedule_episodes: int = 1000,
     ) -> None:
         """Wrap vector environments of tokens."""
         space, spec = single_space_of(env), spec_of(env)
-        transform = transforms.AddNoise(space, spec, env.num_envs, num_noise, distribution, scale, frozen, shuffle)
+        options = NoiseOptions(
+            num_noise, distribution, scale, frozen, shuffle, noise_role, delay, correlation, correlated, schedule,
+            schedule_episodes,
+        )  # fmt: skip
+        RecordConstructorArgs.__init__(self, **dataclasses.asdict(options))
+        super().__init__(env, noise.AddNoise(space, spec, env.single_action_space, env.num_envs, options))
+
+
+class DisturbTokens(VectorTokenWrapper):
+    """Disturbs values of tokens (B, N, D); see `noisy_envs.wrappers.DisturbTokens`."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        kind: str = "gaussian",
+        probability: float = 1.0,
+        scale: float = 1.0,
+        delay: int = 1,
+    ) -> None:
+        """Wrap vector environments of tokens."""
+        space, spec = single_space_of(env), spec_of(env)
+        transform = faults.Disturb(space, spec, env.num_envs, kind, probability, scale, delay)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
+
+
+class DropTokens(VectorTokenWrapper):
+    """Turns random tokens (B, N, D) into padding; see `noisy_envs.wrappers.DropTokens`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], probability: float, frozen: bool = False) -> None:
+        """Wrap vector environments of tokens."""
+        transform = faults.Drop(single_space_of(env), spec_of(env), probability, frozen)
+        RecordConstructorArgs.__init__(self, **transform.options)
+        super().__init__(env, transform)
+
+
+class DuplicateTokens(VectorTokenWrapper):
+    """Adds M copies of tokens: (B, N, D) become (B, N + M, D); see `noisy_envs.wrappers.DuplicateTokens`."""
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], num_copies: int, frozen: bool = False, shuffle: bool = True
+    ) -> None:
+        """Wrap vector environments of tokens."""
+        transform = faults.Duplicate(single_space_of(env), spec_of(env), num_copies, frozen, shuffle)
         RecordConstructorArgs.__init__(self, **transform.options)
         super().__init__(env, transform)
 

@@ -16,6 +16,7 @@ from helpers import module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
 from noisy_envs.interfaces.gymnasium_env import TokenEnv
 from noisy_envs.interfaces.pettingzoo_env import ParallelTokenEnv
@@ -23,7 +24,8 @@ from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.randomness import STREAM
 from noisy_envs.registration import GAMES
 from noisy_envs.validation import MAX_NUMBER, MIN_NUMBER
-from noisy_envs.wrappers import noisy_tokens
+from noisy_envs.wrappers import faults, noisy_tokens
+from noisy_envs.wrappers.noise import DISTRIBUTIONS
 
 
 def idle(tokens, u):
@@ -44,9 +46,22 @@ SIZES = st.integers(0, 9) | st.tuples(st.integers(0, 5), st.integers(0, 9))
 ODD = st.sampled_from([None, -1, 1.5, "nonsense", "", True, (1,), (3, 1), (1, 2, 3), [], math.nan, math.inf, 10**20])
 REALS = st.floats(-1, 5) | st.sampled_from([0.0, 1e-300, 1e-18, 1e-9, 1e9, 1e18, 1e30, 1e38])
 NOISE = {
-    "num_noise": SIZES, "distribution": st.sampled_from(["gaussian", "uniform", "marginal"]), "scale": REALS,
+    "num_noise": SIZES, "distribution": st.sampled_from(DISTRIBUTIONS), "scale": REALS,
     "frozen": st.booleans(), "shuffle": st.booleans(), "squash": st.booleans(),
+    "noise_role": st.sampled_from(["own", "signal"]), "delay": st.integers(0, 9),
+    "correlation": st.sampled_from(["none", "reward", "action"]), "correlated": st.booleans(),
+    "schedule": st.sampled_from(["constant", "growing", "reversed", "fluctuating"]),
+    "schedule_episodes": st.integers(1, 5),
 }  # fmt: skip
+FAULTS = {
+    "DisturbTokens": {
+        "kind": st.sampled_from(faults.KINDS), "probability": st.floats(0, 1), "scale": REALS,
+        "delay": st.integers(0, 9),
+    },
+    "DropTokens": {"probability": st.floats(0, 1), "frozen": st.booleans()},
+    "DuplicateTokens": {"num_copies": st.integers(0, 9), "frozen": st.booleans(), "shuffle": st.booleans()},
+}  # fmt: skip
+REQUIRED = {"DisturbTokens": {}, "DropTokens": {"probability": 0.5}, "DuplicateTokens": {"num_copies": 2}}
 
 
 def values(field):
@@ -215,7 +230,8 @@ def each_example(count, check, *options):
 def test_every_option_is_tried():
     for maker, tried in ((TokenEnv, ["render_mode"]), (TokenVectorEnv, VECTOR), (ParallelTokenEnv, PARALLEL)):
         assert set(inspect.signature(maker).parameters) - {"game", "options"} == set(tried)
-    assert set(inspect.signature(noisy_tokens).parameters) - {"env"} == set(NOISE)
+    for maker, tried in ((noisy_tokens, NOISE), *((getattr(wrappers, name), FAULTS[name]) for name in FAULTS)):
+        assert set(inspect.signature(maker).parameters) - {"env"} == set(tried)
 
 
 @pytest.mark.parametrize("extremes", list(product([MIN_NUMBER, MAX_NUMBER], repeat=4)))
@@ -313,3 +329,30 @@ def test_noise_of_vectors(backend, count):
             check_vector(envs, backend)
 
     each_example(count, check, some(NOISE))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("env_id", ["noisy_envs/SimpleTag-v0", "noisy_envs/BoxWorldEntities-v0"])
+def test_faults(env_id, name, count):
+    def check(options):
+        env = gymnasium.make(env_id, disable_env_checker=True)
+        env = made(getattr(wrappers, name), env, **(REQUIRED[name] | options))
+        if env is not None:
+            check_single(env)
+
+    each_example(count, check, some(FAULTS[name]))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_vectors(name, count):
+    pytest.importorskip("torch")
+
+    def check(options):
+        envs = gymnasium.make_vec("noisy_envs/SimpleTag-v0", 2, backend="torch", num_obstacles=(0, 3))
+        envs = made(getattr(wrappers.vector, name), envs, **(REQUIRED[name] | options))
+        if envs is not None:
+            check_vector(envs, "torch")
+
+    each_example(count, check, some(FAULTS[name]))

@@ -23,6 +23,7 @@ from noisy_envs import wrappers
 from noisy_envs.arrays import as_numpy
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.wrappers import noisy_tokens, spec_of, vector
+from noisy_envs.wrappers.noise import DISTRIBUTIONS, SAMPLED
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*A Box observation space m..imum value is"),  # CartPole's own
@@ -77,8 +78,24 @@ STACKS: dict[str, Callable[[Any, Any], Any]] = {
     "mask": lambda w, env: w.TokensAndMask(w.AddNoiseTokens(env, (0, 3))),
     "flatten": lambda w, env: w.FlattenTokens(w.AddNoiseTokens(env, (0, 3), "marginal")),
     "twice": lambda w, env: w.ShuffleTokens(w.AddNoiseTokens(w.AddNoiseTokens(env, (0, 2)), 2, "marginal")),
+    "role": lambda w, env: w.AddNoiseTokens(env, (0, 5), "uniform", noise_role="signal"),
+    "marginal-role": lambda w, env: w.AddNoiseTokens(env, 5, "marginal", noise_role="signal", correlation="action"),
+    "replay": lambda w, env: w.AddNoiseTokens(env, 5, "replay", noise_role="signal"),
+    "replay-frozen": lambda w, env: w.AddNoiseTokens(env, (0, 4), "replay", 2.0, frozen=True, schedule="reversed"),
+    "copy": lambda w, env: w.AddNoiseTokens(env, (1, 6), "copy", 0.1, delay=2, schedule="fluctuating"),
+    "reward": lambda w, env: w.AddNoiseTokens(env, 3, correlation="reward"),
+    "uncorrelated": lambda w, env: w.AddNoiseTokens(env, (0, 3), correlation="reward", correlated=False),
+    "disturbed": lambda w, env: w.DisturbTokens(w.DisturbTokens(env, "dropped", 0.2), scale=0.1),
+    "permuted": lambda w, env: w.DisturbTokens(w.DisturbTokens(env, "permuted", 0.7), "dead", 0.1),
+    "delayed": lambda w, env: w.ShuffleTokens(w.DisturbTokens(env, "delayed", 0.5, delay=3)),
+    "dropped": lambda w, env: w.DropTokens(w.AddNoiseTokens(env, 4), 0.3),
+    "duplicated": lambda w, env: w.DuplicateTokens(w.DropTokens(w.AddNoiseTokens(env, 4), 0.3, frozen=True), 3),
 }
-NAMES = ("TokenizeObservation", "AddNoiseTokens", "ShuffleTokens", "TokensAndMask", "FlattenTokens")
+NAMES = {
+    "TokenizeObservation": {}, "AddNoiseTokens": {"num_noise": 1}, "DisturbTokens": {},
+    "DropTokens": {"probability": 0.5}, "DuplicateTokens": {"num_copies": 1}, "ShuffleTokens": {}, "TokensAndMask": {},
+    "FlattenTokens": {},
+}  # fmt: skip
 # by default each stack is put around one environment, in vectors of one mode; all others are tested in slow runs
 DEFAULTS = {
     "tokens": ("dict", DISABLED),
@@ -92,6 +109,18 @@ DEFAULTS = {
     "mask": ("dict", SAME_STEP),
     "flatten": ("cartpole", SAME_STEP),
     "twice": ("tag", NEXT_STEP),
+    "role": ("dict", SAME_STEP),
+    "marginal-role": ("tag", NEXT_STEP),
+    "replay": ("cartpole", SAME_STEP),
+    "replay-frozen": ("tag", NEXT_STEP),
+    "copy": ("pendulum", SAME_STEP),
+    "reward": ("pendulum", NEXT_STEP),
+    "uncorrelated": ("pendulum", DISABLED),
+    "disturbed": ("tag", SAME_STEP),
+    "permuted": ("cartpole", NEXT_STEP),
+    "delayed": ("dict", SAME_STEP),
+    "dropped": ("tag", DISABLED),
+    "duplicated": ("cartpole", NEXT_STEP),
 }
 CASES = [
     pytest.param(base, stack, marks=() if base == DEFAULTS[stack][0] else pytest.mark.slow)
@@ -553,7 +582,7 @@ def test_gymnasiums_own_vector_environment_is_followed_through_its_episodes() ->
     assert min(numbers) >= 2
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_an_autoreset_beneath_begins_episodes_as_one_outside(distribution: str, frozen: bool) -> None:
     def noise(env: Any) -> Any:
@@ -925,7 +954,7 @@ def test_signal_that_is_padding_or_noise_is_no_source() -> None:
         assert {row.tobytes() for row in noise_of(env, tokens)[:, :-1]} <= signal
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_range_is_drawn_once_an_episode(distribution: str) -> None:
     env = wrappers.AddNoiseTokens(single("cartpole"), (2, 5), distribution)
     counts = []
@@ -974,16 +1003,19 @@ def test_noise_is_named() -> None:
     assert (tokens[:, -1] == 4).sum() == 5 and info["signal_mask"].sum() == 4
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("noise_role", ["own", "signal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("backend", ["single", "numpy", "torch"])
-def test_more_noise_leaves_the_first_as_they_are(distribution: str, frozen: bool, backend: str) -> None:
+def test_more_noise_leaves_the_first_as_they_are(
+    distribution: str, frozen: bool, backend: str, noise_role: str
+) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
 
     def shown(count: Any, shuffle: bool) -> list[np.ndarray]:
         env: Any = gymnasium.make(TAG) if backend == "single" else gymnasium.make_vec(TAG, 3, backend=backend)
-        env = noisy_tokens(env, count, distribution, frozen=frozen, shuffle=shuffle)
+        env = noisy_tokens(env, count, distribution, frozen=frozen, shuffle=shuffle, noise_role=noise_role)
         env.reset(seed=0)
         action = to_backend(still(env.action_space), backend)
         return [as_numpy(env.step(action)[0]).reshape(-1, env.token_spec.num_tokens, 5) for _ in range(4)]
@@ -997,7 +1029,7 @@ def test_more_noise_leaves_the_first_as_they_are(distribution: str, frozen: bool
 
 
 @each_base
-@pytest.mark.parametrize("distribution", ["gaussian", "uniform", "marginal"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_frozen_noise_is_drawn_once_an_episode(base: str, distribution: str) -> None:
     env = wrappers.AddNoiseTokens(tokens_of(wrappers, base, gymnasium.make(BASES[base])), 6, distribution, frozen=True)
     episodes = []
@@ -1074,15 +1106,21 @@ def test_games_without_roles() -> None:
 
 
 def test_noise_without_role_is_never_taken_for_padding() -> None:
-    from noisy_envs.wrappers import transforms as rules
+    from noisy_envs.wrappers import noise as rules
 
     env = gymnasium.make("noisy_envs/BoxWorldEntities-v0")
-    rule = rules.AddNoise(env.observation_space, env.unwrapped.token_spec, 1, 2, "uniform", 1.0, False, False)
+    rule = rules.AddNoise(
+        env.observation_space,
+        env.unwrapped.token_spec,
+        env.action_space,
+        1,
+        rules.NoiseOptions(2, "uniform", shuffle=False),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             rules, "draw_uniforms", lambda moment, counts, like: [np.zeros((1, n), np.float32) for n in counts]
         )
-        moment = rules.Moment(*(np.zeros(1, np.int64) for _ in range(3)), np.zeros((1, 2), np.int64))
+        moment = rules.Moment(*(np.zeros(size, np.int64) for size in (1, 1, 1, (1, 2), 1)))
         shown, _ = rule.apply(env.reset(seed=0)[0][None], np.ones((1, 8), bool), moment)
     assert rule.spec.mask(shown[0, 8:]).all() and (shown[0, 8:, 1:] == -1).all()
 
@@ -1205,11 +1243,12 @@ def test_tensors_are_as_arrays(stack: str, mode: AutoresetMode) -> None:
     assert (finals > 0) == (mode is SAME_STEP)
 
 
+@pytest.mark.parametrize("distribution", SAMPLED)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_use_in_inference_mode_does_not_bar_later_use(frozen: bool) -> None:
+def test_use_in_inference_mode_does_not_bar_later_use(frozen: bool, distribution: str) -> None:
     torch = pytest.importorskip("torch")
     envs = gymnasium.make_vec(TAG, 2, backend="torch")
-    noisy = vector.AddNoiseTokens(envs, 3, "marginal", frozen=frozen)
+    noisy = vector.AddNoiseTokens(envs, 3, distribution, frozen=frozen, noise_role="signal")
     action = torch.zeros(envs.action_space.shape, dtype=torch.int64)
     with torch.inference_mode():
         noisy.reset(seed=0)
@@ -1280,7 +1319,7 @@ def test_meaning_is_found_below_the_wrappers_of_others() -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "noisy_tokens"])
 def test_what_is_no_environment_of_the_kind_is_refused(name: str) -> None:
-    options = {"num_noise": 1} if name in ("AddNoiseTokens", "noisy_tokens") else {}
+    options = NAMES.get(name, {"num_noise": 1})
     env, envs = gymnasium.make(TAG), gymnasium.make_vec(TAG, 2)
     with pytest.raises(TypeError, match=r"'CartPole-v1': expected a gymnasium.Env$"):
         getattr(wrappers, name)("CartPole-v1", **options)
@@ -1490,9 +1529,9 @@ def test_tokens_that_look_like_padding_get_no_noise_of_a_range() -> None:
     assert (tokens[3:] == tokens[0]).all()  # drawn as they are, not as if −1 were padding
 
 
-@pytest.mark.parametrize("name", ["ShuffleTokens", "TokensAndMask", "FlattenTokens", "AddNoiseTokens"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "TokenizeObservation"])
 def test_what_is_no_token_is_refused(name: str) -> None:
-    options = {"num_noise": 1} if name == "AddNoiseTokens" else {}
+    options: dict[str, Any] = NAMES[name]
     for module, plain in ((wrappers, gymnasium.make("CartPole-v1")), (vector, sync("cartpole"))):
         with pytest.raises(ValueError, match="expected an environment with a token_spec; TokenizeObservation adds one"):
             getattr(module, name)(plain, **options)
