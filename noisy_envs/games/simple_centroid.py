@@ -234,7 +234,7 @@ class SimpleCentroid(ParticleGame):
         distance = physics.length(me - self._signal_mean(state, signal))[..., 0]
         return -self.reward_scale * (physics.root(distance) if self.reward_shape == "sqrt" else distance)
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State | None = None) -> Array:
         """Tell which tokens (..., N, 5) are signal, bool (..., N): the agent's own and those of signal entities."""
         role = tokens[..., -1]
         return (role == SELF) | (role == SIGNAL)

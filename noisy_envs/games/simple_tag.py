@@ -280,7 +280,7 @@ class SimpleTag(ParticleGame):
         outside = xp.exp(2.0 * x - 2.0).clip(None, FULL_PENALTY)
         return xp.where(x < OUTSIDE, inside, outside).sum(axis=-1)
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State | None = None) -> Array:
         """Tell which tokens (..., N, 5) are signal, bool (..., N): agents, and obstacles if they collide."""
         role = tokens[..., -1]
         return role != ABSENT if self.obstacles_matter else (role != ABSENT) & (role != OBSTACLE)

@@ -179,7 +179,7 @@ class _GamePlayback:
 
     @property
     def signal_mask(self) -> Array:
-        return self.game.signal_mask(self.tokens[:1])[0]
+        return self.game.signal_mask(self.tokens[:1], self.state)[0]
 
     @property
     def clock(self) -> int:
