@@ -52,7 +52,7 @@ PALETTE = np.array([
     (145, 30, 180), (67, 99, 216), (66, 212, 244), (60, 180, 75), (191, 239, 69), (255, 255, 25), (245, 130, 49),
     (230, 25, 75), (128, 0, 0), (154, 99, 36), (128, 128, 0), (70, 153, 144),  # keys and locks
     (255, 255, 255), (128, 128, 128), (220, 220, 220), (0, 0, 0), (0, 0, 0),  # gem, agent, empty, frame, absent
-    (0, 100, 0),  # clutter
+    (220, 100, 140),  # clutter, see `BoxWorld.signal_mask`
 ], np.uint8)  # fmt: skip
 
 
@@ -348,11 +348,11 @@ class BoxWorld(SingleAgentGame):
         """Return the states after one step of actions (B, 1)."""
         xp, agent = namespace(action), state.objects[:, 0, 0]
         move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, outcome
-        target, outcome = move[:, 0], move[:, 1]
         if self.noise_config.decoys:
-            stays = box_world_noise.blocks(state.noise, target)
-            target, outcome = xp.where(stays, agent, target), xp.where(stays, BLOCKED, outcome)
-        met = state.objects[:, 1:, 0] == target[:, None]  # (B, M - 1), all False if the agent stays
+            stays = box_world_noise.blocks(state.noise, move[:, 0])[:, None]
+            move = xp.where(stays, xp.stack([agent, xp.full_like(agent, BLOCKED)], axis=1), move)
+        target, outcome = move[:, 0], move[:, 1]
+        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1), all False if the agent stays
         if xp is np and not np.count_nonzero(met):  # fast path for most steps of a single environment
             objects, box_outcomes = state.objects.copy(), state.box_outcomes
             objects[:, 0, 0] = target
@@ -485,10 +485,15 @@ class BoxWorld(SingleAgentGame):
 
         The agent, keys, locks and the gem are signal; noise, empty cells, and the corner while no key is held, are not.
         """
-        xp, cell = namespace(tokens), state.objects[..., 0]
         if self.observation == "entities" and not self.num_noise_tokens:
             return self.token_mask(tokens)
-        # the mask follows from the state, since noise can look like signal
+        xp = namespace(tokens)
+        if not self.noise_config.looks_like_signal:
+            table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
+            empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # 0-d arrays: faster to compare with than numbers
+            red, blue = tokens[..., 0], tokens[..., 2]  # clutter has the red of empty cells, no object has; of black …
+            return (red != empty) & (xp.maximum(red, blue) > black)  # … or padding neither red nor blue is positive
+        cell = state.objects[..., 0]
         mask = xp.zeros(tokens.shape[:-1], dtype=xp.bool, device=cell.device)
         rows = xp.reshape(mask, (cell.shape[0], -1))
         if self.observation == "entities":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
 
 import numpy as np
@@ -56,22 +57,27 @@ class NoiseConfig:
             expected = f"0 with {levels.max_boxes} boxes: decoys allow at most {MOST_BOXES}"
             raise unexpected("num_noise", self.num_noise, expected)
 
-    @property
+    @cached_property
+    def looks_like_signal(self) -> bool:
+        """Whether there is noise in the colours of keys and locks."""
+        return self.noise_role == "signal" and highest(self.num_noise) > 0
+
+    @cached_property
     def decoys(self) -> bool:
         """Whether there are decoys."""
-        return self.noise_role == "signal" and self.noise_motion == "still" and highest(self.num_noise) > 0
+        return self.looks_like_signal and self.noise_motion == "still"
 
-    @property
+    @cached_property
     def wanders(self) -> bool:
         """Whether there is clutter that moves."""
         return self.noise_motion == "wander" and highest(self.num_noise) > 0
 
-    @property
+    @cached_property
     def tokens_each(self) -> int:
         """Tokens of an entity, E: content and lock of a decoy box, or a decoy key and padding; 1 for clutter."""
         return 2 if self.decoys else 1
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Largest number of noise tokens, L · E."""
         return highest(self.num_noise) * self.tokens_each
