@@ -92,6 +92,12 @@ class NoiseConfig:
             tokens = list(islice(draw_clutter(stream, level, width, self.noise_role == "own"), num_noise))
         return tokens + [absent(width)] * (self.num_tokens - len(tokens))
 
+    def places(self, noise: np.ndarray) -> list[tuple[int, int]]:
+        """Return the first cell of each entity and its number of cells, from the noise (T, 2) of one environment."""
+        lengths = 1 + (noise[1::2, 1] != ABSENT) if self.decoys else np.ones(len(noise), np.int64)
+        entities = zip(noise[:: self.tokens_each].tolist(), lengths.tolist(), strict=True)
+        return [(cell, length) for (cell, colour), length in entities if colour != ABSENT]
+
     def check_tokens(self, tokens: list[list[int]], level: Level, width: int) -> None:
         """Raise ValueError unless noise tokens, cells and colours, can occur in a level in play."""
         present = [(cell, colour) for cell, colour in tokens if (cell, colour) != absent(width)]
