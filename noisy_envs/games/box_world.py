@@ -79,12 +79,37 @@ class BoxWorld(SingleAgentGame):
     lead to the gem. In the paper's game (`goal_length` 2) the loose key opens all three boxes, and only the contents
     show which is right; real chains need `goal_length` 3. The oracle follows a shortest solution.
 
+    ## Noise
+    `num_noise` adds noise entities to each level. They lie on cells that the level leaves free, and change neither the
+    level nor its rewards. By which cue they can be found depends on two options:
+
+    | `noise_role` | `noise_motion` | noise | cue |
+    |---|---|---|---|
+    | "own" | "still" | clutter in a colour of its own | colour |
+    | "own" | "wander" | the same, moving | colour, motion |
+    | "signal" | "wander" | clutter in the colours of keys, locks and gem | motion |
+    | "signal" | "still" | decoys: loose keys, and boxes | logic: what opens what |
+
+    Clutter occupies one cell and blocks nothing. If it wanders, it moves at each step to a random neighbouring cell,
+    unless an object of the level or the border is there. Objects hide clutter on their cell. A single token tells
+    nothing about clutter in the colours of signal; in one step it differs in that it is no part of a box.
+
+    Decoys are alternately a key and a box; where no box fits, a key. No decoy key has the colour of a lock, and no key
+    that can be held opens a decoy box, though the gem may be inside. Decoy boxes block like others, keep the distance
+    of other boxes and leave all free cells connected: every level can be solved, though the way may be longer. An agent
+    without a real key picks up decoy keys, which earns nothing; a held decoy is lost to the next key. An agent that
+    holds a real key walks over decoys, so that no real key is lost.
+
+    The first entities do not change when more are added. In "entities" noise comes last, so an agent that uses the
+    order of tokens can tell it; an agent that pools them cannot.
+
     ## Action Space
     `Discrete(4)`: up, down, left, right. Moves off the grid, onto a content, or onto a lock whose colour differs from
     the held key's are blocked: the agent stays.
 
     ## Observation Space
-    `observation="entities"`: `Box((2 + 2K, 5), float32)`, for at most K boxes. `"pixels"`: `Box((size² + 1, 5),
+    `observation="entities"`: `Box((2 + 2K + T, 5), float32)`, for at most K boxes and T noise tokens: one for each
+    clutter entity, two for each decoy, of which a key leaves one as padding. `"pixels"`: `Box((size² + 1, 5),
     float32)`, the same game with many more noise tokens. A token is red, green, blue in [0, 1], and row and column
     relative to the agent, divided by size + 1. Order:
 
@@ -93,7 +118,8 @@ class BoxWorld(SingleAgentGame):
     | 0 | the agent | the agent's cell |
     | 1 | the key: loose, or held, in the corner of the frame | the corner of the frame: the held key, or black |
     | then | content and lock of each box, boxes row by row | the other cells, row by row |
-    | padding, last | −1, −1, −1, −1, −1 | the same, if `size` is a range |
+    | then | padding: −1, −1, −1, −1, −1 | the same, if `size` is a range |
+    | last | noise, or padding | |
 
     `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, a picture of the grid in a black frame, whose top left cell shows
     the held key; smaller levels are placed at the top left. There is no `token_spec`, and `signal_mask` is
@@ -101,10 +127,10 @@ class BoxWorld(SingleAgentGame):
 
     Positions are relative, as in the paper. "entities" therefore do not show the borders of the grid, and a level with
     a loose key can look like another one with a held key. `info["signal_mask"]` marks the agent, keys, locks and the
-    gem, but not empty cells.
+    gem, but neither empty cells nor noise.
 
-    The agent is (128, 128, 128), the gem (255, 255, 255), empty cells (220, 220, 220); keys and locks have 19 other
-    colours.
+    The agent is (128, 128, 128), the gem (255, 255, 255), empty cells (220, 220, 220), clutter (220, 100, 140); keys
+    and locks have 19 other colours. In text `%` is noise.
 
     ## Rewards
     +1 for the loose key and each box of the chain, +10 for the box with the gem, −1 for a distractor box, minus
@@ -131,9 +157,13 @@ class BoxWorld(SingleAgentGame):
     * `step_cost`, `blocked_cost`: subtracted from the reward at each step, for each blocked move.
     * `max_steps`: time limit, by default the paper's; Gymnasium's `max_episode_steps` can only shorten it. Raise it
       with `size` and `goal_length`: with `goal_length=6` the oracle's return is 8.5 of 15 in 30 steps, and 15 in 200.
+    * `num_noise`: number of noise entities, or a range (low, high) from which each level draws.
+    * `noise_role`: "own", or "signal".
+    * `noise_motion`: "still", or "wander"; see "Noise".
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes: at most 1 for sizes 3 and 4, 5 for 5 and 6,
     7 for 7, 11 for 8, 14 for 9 and 10, and 19, the number of colours, from 11 on. In a range the smallest size counts.
+    Noise takes at most size² − 2 − 2 · boxes cells, of which a decoy takes two; decoys allow at most 17 boxes.
 
     `reset` accepts `options={"level": n}`, a level with any number, and `options={"state": {"text": ...}}`, a level
     drawn in characters, see `noisy_envs.games.box_world_levels.read`.

@@ -300,7 +300,7 @@ def _paint_scene(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> boo
 
 
 def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> None:
-    """Paint cells, outlines, and halos as borders inside cells."""
+    """Paint cells, halos as borders inside cells, and outlines."""
     import pygame
 
     count = len(board.colors)
@@ -316,13 +316,13 @@ def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> Non
         pygame.draw.rect(canvas, color, cells(row, column))
         if any(color):  # no lines in the black frame
             pygame.draw.rect(canvas, AXES, cells(row, column), 1)
-    for *place, color in board.outlines:
-        pygame.draw.rect(canvas, color, cells(*place), 2 * SMOOTH)
     for row, column in zip(*board.halos.nonzero(), strict=True):
         width = round(float(board.halos[row, column]) * side * CELL_HALO)
         if width:
             pygame.draw.rect(canvas, BLACK, cells(row, column).inflate(2, 2), width + 2)
             pygame.draw.rect(canvas, AMBER, cells(row, column), width)
+    for *place, color in board.outlines:
+        pygame.draw.rect(canvas, color, cells(*place), 2 * SMOOTH)
 
 
 def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: float) -> None:

@@ -37,7 +37,8 @@ WORDS = {  # what the options that are words may be, beside nonsense
     "other_policy": ["random", "still", "oracle", idle], "prey_policy": ["random", "still", "flee", idle],
     "predator_policy": ["random", "still", "chase", idle], "reward_shape": ["sqrt", "linear", "square"],
     "reward_sharing": ["own", "shared", "team"], "start": ["paper", "mpe"],
-    "observation": ["entities", "pixels", "rgb"],
+    "observation": ["entities", "pixels", "rgb"], "noise_role": ["own", "signal", "other"],
+    "noise_motion": ["still", "wander", "follow", "orbit", "fly"],
 }  # fmt: skip
 SIZES = st.integers(0, 9) | st.tuples(st.integers(0, 5), st.integers(0, 9))
 ODD = st.sampled_from([None, -1, 1.5, "nonsense", "", True, (1,), (3, 1), (1, 2, 3), [], math.nan, math.inf, 10**20])

@@ -596,11 +596,11 @@ def test_keys_change_the_noise_of_the_same_episode_in_the_same_window(screen, en
     assert len(windows) == 1
 
 
-def test_without_noise_its_keys_do_nothing_and_are_not_named(screen):
+def test_noise_that_does_not_fit_is_not_added(screen):
     viewer = watching(BOX)
-    seen, _ = look(viewer, {1: ["+"], 3: ["q"]})
-    assert {noise for _, _, noise, _ in seen} == {None} and "noise" not in "".join(viewer.captions())
-    assert "+/-: noise" in watching(TAG).captions()[1]
+    seen, _ = look(viewer, {1: ["+"] * 9, 2: ["+"], 3: ["+", "+"], 4: ["q"]})
+    assert [noise for _, _, noise, _ in seen] == [0, 0, 36, 40, 40]  # 41 cells are free
+    assert "+/-: noise" in viewer.captions()[1]
 
 
 @pytest.mark.parametrize("event", ["WINDOWCLOSE", "QUIT"])
