@@ -374,13 +374,16 @@ class BoxWorld(SingleAgentGame):
             levels.append(Level(size, agent, tuple(key), tuple(boxes)))
         return levels
 
+    def sample_randomness(self, u: tuple[Array, ...]) -> Any:
+        """Turn uniforms into actions (B, L) of clutter that wanders; there is no other randomness."""
+        return namespace(u[0]).astype(self.num_actions * u[0], namespace(u[0]).int64) if u else ()
+
     def transition(self, state: State, action: Array, randomness: Any) -> State:
         """Return the states after one step of actions (B, 1)."""
         xp, agent = namespace(action), state.objects[:, 0, 0]
         move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, outcome
         if self.noise_config.decoys:
-            stays = box_world_noise.blocks(state.noise, move[:, 0])[:, None]
-            move = xp.where(stays, xp.stack([agent, xp.full_like(agent, BLOCKED)], axis=1), move)
+            move = box_world_noise.block(state.noise, move, agent, BLOCKED)
         target, outcome = move[:, 0], move[:, 1]
         met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1), all False if the agent stays
         if xp is np and not np.count_nonzero(met):  # fast path for most steps of a single environment
@@ -396,7 +399,7 @@ class BoxWorld(SingleAgentGame):
     def _next_noise(self, state: State, objects: Array, randomness: Any) -> Array:
         """Return the noise (B, T, 2) after the agents' moves, which led to the `objects`."""
         if self.noise_config.wanders:
-            return box_world_noise.wander(state.noise, objects, self.tables(objects)["moves"], state.size, *randomness)
+            return box_world_noise.wander(state.noise, objects, self.tables(objects)["moves"], state.size, randomness)
         if self.noise_config.decoys:
             held = objects[:, 1, 0] == CORNER
             return box_world_noise.take(state.noise, objects[:, 0, 0], held, self.nowhere)
@@ -477,8 +480,7 @@ class BoxWorld(SingleAgentGame):
         """Return cells and colours (B, n) of the noise, and of the objects, which hide it."""
         layers = [(state.objects[..., 0], state.objects[..., 1])]
         if self.num_noise_tokens:
-            colour = box_world_noise.shown_colours(state.noise) if self.noise_config.wanders else state.noise[..., 1]
-            layers.insert(0, (state.noise[..., 0], colour))
+            layers.insert(0, box_world_noise.shown(state.noise))
         return layers
 
     def token_cells(self, state: State) -> Array:
@@ -515,8 +517,11 @@ class BoxWorld(SingleAgentGame):
 
         The agent, keys, locks and the gem are signal; noise, empty cells, and the corner while no key is held, are not.
         """
-        if self.observation == "entities" and not self.num_noise_tokens:
-            return self.token_mask(tokens)
+        if self.observation == "entities":
+            mask = self.token_mask(tokens)
+            if self.num_noise_tokens:
+                mask[..., self.num_objects :] = False
+            return mask
         xp = namespace(tokens)
         if not self.noise_config.looks_like_signal:
             table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
@@ -526,9 +531,6 @@ class BoxWorld(SingleAgentGame):
         cell = state.objects[..., 0]
         mask = xp.zeros(tokens.shape[:-1], dtype=xp.bool, device=cell.device)
         rows = xp.reshape(mask, (cell.shape[0], -1))
-        if self.observation == "entities":
-            rows[:, : self.num_objects] = cell != self.nowhere
-            return mask
         if self.observation == "pixels":
             table = self.tables(cell)
             place = table["place"][table["first"][state.size] + cell[:, 0]]

@@ -179,11 +179,14 @@ def _draw_colour(stream: IntegerStream, objects: int) -> int:
     return GEM if stream.below(objects) == 0 else stream.below(KEYS)
 
 
-def blocks(noise: Array, target: Array) -> Array:
-    """Tell which targets (B,) of moves are in decoy boxes, (B,) bool."""
-    xp, lock = namespace(noise), noise[:, 1::2]  # (B, L, 2), absent for keys
-    on_content = (noise[:, ::2, 0] == target[:, None]) & (lock[..., 1] != ABSENT)
-    return xp.any(on_content | (lock[..., 0] == target[:, None]), axis=1)
+def block(noise: Array, move: Array, agent: Array, outcome: int) -> Array:
+    """Return moves (B, 2), target and outcome, that decoy boxes block: agents (B,) stay where they are."""
+    xp, on = namespace(noise), noise[..., 0] == move[:, :1]
+    if xp is np and not np.count_nonzero(on):  # fast path for most steps of a single environment
+        return move
+    is_box = noise[:, 1::2, 1] != ABSENT  # the lock
+    stays = xp.any((on[:, ::2] | on[:, 1::2]) & is_box, axis=1, keepdims=True)
+    return xp.where(stays, xp.stack([agent, xp.full_like(agent, outcome)], axis=1), move)
 
 
 def walls(noise: np.ndarray) -> list[int]:
@@ -193,33 +196,42 @@ def walls(noise: np.ndarray) -> list[int]:
 
 def take(noise: Array, agent: Array, held: Array, nowhere: int) -> Array:
     """Let agents (B,) without a real key, which is `held` (B,), pick up decoy keys; a decoy is lost to the next key."""
-    xp = namespace(noise)
-    cell, colour = noise[..., 0], noise[..., 1]
-    taken = (cell == agent[:, None]) & ~held[:, None]
-    lost = (cell == CORNER) & (held | xp.any(taken, axis=1))[:, None]
-    cell = xp.where(taken, xp.full_like(cell, CORNER), xp.where(lost, xp.full_like(cell, nowhere), cell))
-    return xp.stack([cell, xp.where(lost, xp.full_like(colour, ABSENT), colour)], axis=-1)
+    xp, cell = namespace(noise), noise[..., 0]
+    taken, in_hand = cell == agent[:, None], cell == CORNER
+    if xp is np and not np.count_nonzero(taken | in_hand):  # fast path for most steps of a single environment
+        return noise
+    taken = taken & ~held[:, None]
+    lost = in_hand & (held | xp.any(taken, axis=1))[:, None]
+    noise = xp.asarray(noise, copy=True)
+    noise[..., 0] = xp.where(taken, CORNER, xp.where(lost, nowhere, cell))
+    noise[..., 1] = xp.where(lost, ABSENT, noise[..., 1])
+    return noise
 
 
-def wander(noise: Array, objects: Array, moves: Array, size: Array, u: Array) -> Array:
-    """Move clutter to random neighbouring cells without objects.
+def wander(noise: Array, objects: Array, moves: Array, size: Array, action: Array) -> Array:
+    """Move clutter to neighbouring cells without objects.
 
     Args:
         noise: cells and colours (B, L, 2).
         objects: cells and colours (B, M, 2) after the agents' moves.
         moves: by size, cell and action, the cell that an agent on an empty grid comes to, and an outcome.
         size: of the grids (B,).
-        u: uniforms (B, L), which choose an action each.
+        action: of the entities (B, L).
     """
-    xp, cell = namespace(noise), noise[..., 0]
-    target = moves[size[:, None], cell, xp.astype(4 * u, xp.int64), 0]
-    taken = xp.any(target[..., None] == objects[:, None, :, 0], axis=-1)
-    return xp.stack([xp.where(taken, cell, target), noise[..., 1]], axis=-1)
-
-
-def shown_colours(noise: Array) -> Array:
-    """Return colours (B, L) of clutter so that the first of those in one cell hides the others."""
     xp = namespace(noise)
+    target = moves[size[:, None], noise[..., 0], action, 0]
+    taken = (target[..., None] == objects[:, None, :, 0]).any(axis=-1)
+    noise = xp.asarray(noise, copy=True)
+    noise[..., 0] = xp.where(taken, noise[..., 0], target)
+    return noise
+
+
+def shown(noise: Array) -> tuple[Array, Array]:
+    """Return cells and colours (B, L) of noise, to be written such that the first of those in one cell is shown."""
+    xp = namespace(noise)
+    if xp is np:  # which writes in order, but not through negative strides
+        noise = noise[:, ::-1].copy()
+        return noise[..., 0], noise[..., 1]
     cell, colour = noise[..., 0], noise[..., 1]
-    same = xp.astype(cell[:, :, None] == cell[:, None], xp.int64)
-    return xp.take_along_axis(colour, xp.argmax(same, axis=-1), axis=1)
+    first = xp.argmax(xp.astype(cell[:, :, None] == cell[:, None], xp.int64), axis=-1)
+    return cell, colour[xp.arange(cell.shape[0], device=cell.device)[:, None], first]

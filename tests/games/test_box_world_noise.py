@@ -41,8 +41,9 @@ def playing(game: BoxWorld, count: int, steps: int, backend: str = "numpy") -> l
         best = game.policy("oracle", states[-1], np.zeros((count, 1)))[:, 0]
         action = np.where(random.random(count) < 0.5, best, random.integers(4, size=count))[:, None]
         u = tuple(random.random((count, n), dtype=np.float32) for n in game.num_step_uniforms)
-        arrays = (moved(states[-1], backend), to_backend(action, backend), tuple(to_backend(x, backend) for x in u))
-        states.append(State(*map(as_numpy, game.transition(*arrays))))
+        randomness = game.sample_randomness(tuple(to_backend(x, backend) for x in u))
+        after = game.transition(moved(states[-1], backend), to_backend(action, backend), randomness)
+        states.append(State(*map(as_numpy, after)))
     return states
 
 
