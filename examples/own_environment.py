@@ -91,7 +91,7 @@ class Fruit(SingleAgentGame):
         """Return whether the agent is at the fruit, (B,)."""
         return abs(state.things - state.agent)[:, 0] <= 0.05
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State) -> Array:
         """Return the signal among tokens (..., N, 2): agent and fruit."""
         return tokens[..., 1] < 2
 

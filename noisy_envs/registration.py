@@ -50,12 +50,17 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy_envs/BoxWorld-v0": ("box_world", {}),
     "noisy_envs/BoxWorldEntities-v0": ("box_world", {"observation": "entities"}),
     "noisy_envs/BoxWorldPixels-v0": ("box_world", {"observation": "pixels"}),
+    "noisy_envs/BoxWorldDecoys-v0": ("box_world", {"num_noise": 6, "noise_role": "signal"}),
+    "noisy_envs/BoxWorldClutter-v0": (
+        "box_world",
+        {"observation": "pixels", "num_noise": 12, "noise_role": "signal", "noise_motion": "wander"},
+    ),
 }
 
 OTHER = "other Gymnasium environments"  # the game of all IDs outside the table, see `training.gymnasium_envs`
 
 # by game: the option that sets the amount of noise
-NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", OTHER: "num_noise"}
+NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", "box_world": "num_noise", OTHER: "num_noise"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
 

@@ -103,6 +103,8 @@ CASES = {
             "defaults": {},
             "pixels": {"observation": "pixels", "size": (5, 6), "num_distractors": (0, 1), "step_cost": 0.01},
             "rgb": {"observation": "rgb", "size": (5, 6), "num_distractors": (0, 1)},
+            "decoys": {"num_noise": (0, 5), "noise_role": "signal"},
+            "clutter": {"observation": "pixels", "num_noise": (0, 9), "noise_role": "signal", "noise_motion": "wander"},
             "chains": {
                 "size": 8,
                 "goal_length": (2, 4),

@@ -9,13 +9,25 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from noisy_envs.arrays import Array, as_numpy, gather_rows, namespace, outside_inference_mode
-from noisy_envs.games import box_world_levels
-from noisy_envs.games.box_world_levels import ABSENT, AGENT, CORNER, EMPTY, FRAME, GEM, Level, LevelCache, LevelConfig
+from noisy_envs.games import box_world_levels, box_world_noise
+from noisy_envs.games.box_world_levels import (
+    ABSENT,
+    AGENT,
+    CORNER,
+    EMPTY,
+    FRAME,
+    GEM,
+    Level,
+    LevelCache,
+    LevelConfig,
+)
+from noisy_envs.games.box_world_noise import NoiseConfig
 from noisy_envs.games.single_agent import SingleAgentGame
 from noisy_envs.randomness import MAX_SEED
 from noisy_envs.tokens import TokenSpec
@@ -40,6 +52,7 @@ PALETTE = np.array([
     (145, 30, 180), (67, 99, 216), (66, 212, 244), (60, 180, 75), (191, 239, 69), (255, 255, 25), (245, 130, 49),
     (230, 25, 75), (128, 0, 0), (154, 99, 36), (128, 128, 0), (70, 153, 144),  # keys and locks
     (255, 255, 255), (128, 128, 128), (220, 220, 220), (0, 0, 0), (0, 0, 0),  # gem, agent, empty, frame, absent
+    (220, 100, 140),  # clutter, see `BoxWorld.signal_mask`
 ], np.uint8)  # fmt: skip
 
 
@@ -51,6 +64,7 @@ class State(NamedTuple):
     size: Array  # (B,) cells along a side of the field
     level: Array  # (B,) number of the level, −1 for one given as text
     outcome: Array  # (B,) of the last step
+    noise: Array  # (B, T, 2) cell, colour of noise tokens, see `noisy_envs.games.box_world_noise`
 
 
 @dataclass(frozen=True)
@@ -65,12 +79,37 @@ class BoxWorld(SingleAgentGame):
     lead to the gem. In the paper's game (`goal_length` 2) the loose key opens all three boxes, and only the contents
     show which is right; real chains need `goal_length` 3. The oracle follows a shortest solution.
 
+    ## Noise
+    `num_noise` adds noise entities to each level. They lie on cells that the level leaves free, and change neither the
+    level nor its rewards. By which cue they can be found depends on two options:
+
+    | `noise_role` | `noise_motion` | noise | cue |
+    |---|---|---|---|
+    | "own" | "still" | clutter in a colour of its own | colour |
+    | "own" | "wander" | the same, moving | colour, motion |
+    | "signal" | "wander" | clutter in the colours of keys, locks and gem | motion |
+    | "signal" | "still" | decoys: loose keys, and boxes | logic: what opens what |
+
+    Clutter occupies one cell and blocks nothing. If it wanders, it moves at each step to a random neighbouring cell,
+    unless an object of the level or the border is there. Objects hide clutter on their cell. A single token tells
+    nothing about clutter in the colours of signal; in one step it differs in that it is no part of a box.
+
+    Decoys are alternately a key and a box; where no box fits, a key. No decoy key has the colour of a lock, and no key
+    that can be held opens a decoy box, though the gem may be inside. Decoy boxes block like others, keep the distance
+    of other boxes and leave all free cells connected: every level can be solved, though the way may be longer. An agent
+    without a real key picks up decoy keys, which earns nothing; a held decoy is lost to the next key. An agent that
+    holds a real key walks over decoys, so that no real key is lost.
+
+    The first entities do not change when more are added. In "entities" noise comes last, so an agent that uses the
+    order of tokens can tell it; an agent that pools them cannot.
+
     ## Action Space
     `Discrete(4)`: up, down, left, right. Moves off the grid, onto a content, or onto a lock whose colour differs from
     the held key's are blocked: the agent stays.
 
     ## Observation Space
-    `observation="entities"`: `Box((2 + 2K, 5), float32)`, for at most K boxes. `"pixels"`: `Box((size² + 1, 5),
+    `observation="entities"`: `Box((2 + 2K + T, 5), float32)`, for at most K boxes and T noise tokens: one for each
+    clutter entity, two for each decoy, of which a key leaves one as padding. `"pixels"`: `Box((size² + 1, 5),
     float32)`, the same game with many more noise tokens. A token is red, green, blue in [0, 1], and row and column
     relative to the agent, divided by size + 1. Order:
 
@@ -79,7 +118,8 @@ class BoxWorld(SingleAgentGame):
     | 0 | the agent | the agent's cell |
     | 1 | the key: loose, or held, in the corner of the frame | the corner of the frame: the held key, or black |
     | then | content and lock of each box, boxes row by row | the other cells, row by row |
-    | padding, last | −1, −1, −1, −1, −1 | the same, if `size` is a range |
+    | then | padding: −1, −1, −1, −1, −1 | the same, if `size` is a range |
+    | last | noise, or padding | |
 
     `"rgb"`: `Box((size + 2, size + 2, 3), uint8)`, a picture of the grid in a black frame, whose top left cell shows
     the held key; smaller levels are placed at the top left. There is no `token_spec`, and `signal_mask` is
@@ -87,10 +127,10 @@ class BoxWorld(SingleAgentGame):
 
     Positions are relative, as in the paper. "entities" therefore do not show the borders of the grid, and a level with
     a loose key can look like another one with a held key. `info["signal_mask"]` marks the agent, keys, locks and the
-    gem, but not empty cells.
+    gem, but neither empty cells nor noise.
 
-    The agent is (128, 128, 128), the gem (255, 255, 255), empty cells (220, 220, 220); keys and locks have 19 other
-    colours.
+    The agent is (128, 128, 128), the gem (255, 255, 255), empty cells (220, 220, 220), clutter (220, 100, 140); keys
+    and locks have 19 other colours. In text `%` is noise.
 
     ## Rewards
     +1 for the loose key and each box of the chain, +10 for the box with the gem, −1 for a distractor box, minus
@@ -117,9 +157,13 @@ class BoxWorld(SingleAgentGame):
     * `step_cost`, `blocked_cost`: subtracted from the reward at each step, for each blocked move.
     * `max_steps`: time limit, by default the paper's; Gymnasium's `max_episode_steps` can only shorten it. Raise it
       with `size` and `goal_length`: with `goal_length=6` the oracle's return is 8.5 of 15 in 30 steps, and 15 in 200.
+    * `num_noise`: number of noise entities, or a range (low, high) from which each level draws.
+    * `noise_role`: "own", or "signal".
+    * `noise_motion`: "still", or "wander"; see "Noise".
 
     A level has goal_length − 1 + num_distractors · distractor_length boxes: at most 1 for sizes 3 and 4, 5 for 5 and 6,
     7 for 7, 11 for 8, 14 for 9 and 10, and 19, the number of colours, from 11 on. In a range the smallest size counts.
+    Noise takes at most size² − 2 − 2 · boxes cells, of which a decoy takes two; decoys allow at most 17 boxes.
 
     `reset` accepts `options={"level": n}`, a level with any number, and `options={"state": {"text": ...}}`, a level
     drawn in characters, see `noisy_envs.games.box_world_levels.read`.
@@ -145,6 +189,9 @@ class BoxWorld(SingleAgentGame):
     step_cost: float = 0.0
     blocked_cost: float = 0.0
     max_steps: int = 30
+    num_noise: Count = 0
+    noise_role: str = "own"
+    noise_motion: str = "still"
 
     name: ClassVar[str] = "box_world"
     num_actions: ClassVar[int] = 4
@@ -163,7 +210,9 @@ class BoxWorld(SingleAgentGame):
         for name, value in vars(self).copy().items():
             object.__setattr__(self, name, plain(value))
         check_choice("observation", self.observation, ("entities", "pixels", "rgb"))
-        LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+        NoiseConfig(self.num_noise, self.noise_role, self.noise_motion).check(
+            LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
+        )
         check_count("start_level", self.start_level, minimum=0, may_be_range=False)
         # a level is drawn by two uniforms of 24 bits
         check_count("num_levels", self.num_levels, minimum=1, may_be_range=False, maximum=2**48)
@@ -183,9 +232,30 @@ class BoxWorld(SingleAgentGame):
         return LevelConfig(self.size, self.goal_length, self.num_distractors, self.distractor_length)
 
     @cached_property
+    def noise_config(self) -> NoiseConfig:
+        """Number and kind of noise entities."""
+        return NoiseConfig(self.num_noise, self.noise_role, self.noise_motion)
+
+    @cached_property
+    def num_noise_tokens(self) -> int:
+        """Largest number of noise tokens, T."""
+        return self.noise_config.num_tokens
+
+    @cached_property
+    def num_step_uniforms(self) -> tuple[int, ...]:
+        """Random numbers of a step: one for each noise entity that moves."""
+        return (self.num_noise_tokens,) if self.noise_config.wanders else ()
+
+    @cached_property
     def level_cache(self) -> LevelCache:
-        """Rows of levels by number, as `_pack` returns them."""
-        return LevelCache(self.start_level, self.num_levels, 1 + self.num_boxes + 2 * self.num_objects, self._draw_row)
+        """Rows of levels by number, as `_draw_row` returns them."""
+        length = self.level_length + 2 * self.num_noise_tokens
+        return LevelCache(self.start_level, self.num_levels, length, self._draw_row)
+
+    @cached_property
+    def level_length(self) -> int:
+        """Length of a level's row without noise."""
+        return 1 + self.num_boxes + 2 * self.num_objects
 
     @cached_property
     def width(self) -> int:
@@ -217,7 +287,8 @@ class BoxWorld(SingleAgentGame):
         """Meaning of an observation; AttributeError for pictures."""
         if self.observation == "rgb":
             raise AttributeError("observation='rgb' has no tokens: use 'entities' or 'pixels'")
-        num_tokens = self.num_objects if self.observation == "entities" else highest(self.size) ** 2 + 1
+        entities = self.num_objects + self.num_noise_tokens
+        num_tokens = entities if self.observation == "entities" else highest(self.size) ** 2 + 1
         padded = self.observation == "entities" or self.pads_pixels  # an opened box leaves padding
         return TokenSpec(num_tokens, ("red", "green", "blue", "row", "column"), {}, padding_feature=0, padded=padded)
 
@@ -263,15 +334,21 @@ class BoxWorld(SingleAgentGame):
         return self._unpack(*(namespace(like).asarray(x, device=like.device, copy=True) for x in (rows, numbers)))
 
     def _unpack(self, rows: Array, numbers: Array) -> State:
-        """Turn rows (B, ...) of `_pack` into starting states."""
-        first = 1 + self.num_boxes  # column of the objects
-        objects, box_outcomes = rows[:, first:].reshape(-1, self.num_objects, 2), rows[:, 1:first]
+        """Turn rows (B, ...) of `_draw_row` into starting states."""
+        first, end = 1 + self.num_boxes, self.level_length  # columns of the objects
+        objects, box_outcomes = rows[:, first:end].reshape(-1, self.num_objects, 2), rows[:, 1:first]
         outcome = namespace(rows).where(objects[:, 1, 1] == GEM, SOLVED, MOVED)
-        return State(objects, box_outcomes, rows[:, 0], numbers, outcome)
+        noise = rows[:, end:].reshape(rows.shape[0], self.num_noise_tokens, 2)
+        return State(objects, box_outcomes, rows[:, 0], numbers, outcome, noise)
 
     def _draw_row(self, number: int) -> list[int]:
-        """Draw a level as a row of integers."""
-        return self._pack(box_world_levels.draw_level(self.level_config, number))
+        """Draw a level and its noise as a row of integers."""
+        level = box_world_levels.draw_level(self.level_config, number)
+        return self._pack(level) + self._pack_noise(level, number)
+
+    def _pack_noise(self, level: Level, number: int) -> list[int]:
+        """Draw the noise of a level as integers."""
+        return [x for token in self.noise_config.draw(level, self.width, number) for x in token]
 
     def _pack(self, level: Level) -> list[int]:
         """Turn a level into a row of integers: size, box outcomes, objects."""
@@ -297,19 +374,36 @@ class BoxWorld(SingleAgentGame):
             levels.append(Level(size, agent, tuple(key), tuple(boxes)))
         return levels
 
+    def sample_randomness(self, u: tuple[Array, ...]) -> Any:
+        """Turn uniforms into actions (B, L) of clutter that wanders; there is no other randomness."""
+        return namespace(u[0]).astype(self.num_actions * u[0], namespace(u[0]).int64) if u else ()
+
     def transition(self, state: State, action: Array, randomness: Any) -> State:
         """Return the states after one step of actions (B, 1)."""
         xp, agent = namespace(action), state.objects[:, 0, 0]
         move = self.tables(action)["moves"][state.size, agent, action[:, 0]]  # (B, 2) target, outcome
+        if self.noise_config.decoys:
+            move = box_world_noise.block(state.noise, move, agent, BLOCKED)
         target, outcome = move[:, 0], move[:, 1]
-        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1), all False if the move leaves the grid
+        met = state.objects[:, 1:, 0] == move[:, :1]  # (B, M - 1), all False if the agent stays
         if xp is np and not np.count_nonzero(met):  # fast path for most steps of a single environment
-            objects = state.objects.copy()
+            objects, box_outcomes = state.objects.copy(), state.box_outcomes
             objects[:, 0, 0] = target
-            return State(objects, state.box_outcomes, state.size, state.level, outcome)
-        objects, box_outcomes, blocked, met_outcome = self._meet(state, met)
-        objects[:, 0, 0] = xp.where(blocked, agent, target)
-        return State(objects, box_outcomes, state.size, state.level, outcome + met_outcome)
+        else:
+            objects, box_outcomes, blocked, met_outcome = self._meet(state, met)
+            objects[:, 0, 0] = xp.where(blocked, agent, target)
+            outcome = outcome + met_outcome
+        noise = self._next_noise(state, objects, randomness) if self.num_noise_tokens else state.noise
+        return State(objects, box_outcomes, state.size, state.level, outcome, noise)
+
+    def _next_noise(self, state: State, objects: Array, randomness: Any) -> Array:
+        """Return the noise (B, T, 2) after the agents' moves, which led to the `objects`."""
+        if self.noise_config.wanders:
+            return box_world_noise.wander(state.noise, objects, self.tables(objects)["moves"], state.size, randomness)
+        if self.noise_config.decoys:
+            held = objects[:, 1, 0] == CORNER
+            return box_world_noise.take(state.noise, objects[:, 0, 0], held, self.nowhere)
+        return state.noise
 
     def _meet(self, state: State, met: Array) -> tuple[Array, Array, Array, Array]:
         """Resolve which objects (B, M - 1), without the agent, the agents move onto.
@@ -368,22 +462,32 @@ class BoxWorld(SingleAgentGame):
         table = self.tables(state.objects)
         if self.observation == "rgb":
             return gather_rows(table["palette"], self.picture(state)).reshape(-1, 1, self.width, self.width, 3)
-        cell, colour = state.objects[..., 0], state.objects[..., 1]  # (B, M)
         if self.observation == "entities":
-            return draw_tokens(table, state.size, cell, colour)[:, None]
+            tokens = state.objects  # (B, N, 2)
+            if self.num_noise_tokens:
+                tokens = namespace(tokens).concat([tokens, state.noise], axis=1)
+            return draw_tokens(table, state.size, tokens[..., 0], tokens[..., 1])[:, None]
         # The plain version is `draw_tokens` of all w² cells. This one looks up the tokens of an empty grid (`bare`) by
-        # the agent's position and paints only the M objects, which are far fewer.
-        place = table["place"][table["first"][state.size] + cell[:, 0]]  # (B,)
+        # the agent's position and paints only objects and noise, which are far fewer.
+        place = table["place"][table["first"][state.size] + state.objects[:, 0, 0]]  # (B,)
         tokens = gather_rows(table["bare"], place)  # (B, N, 5)
-        index = namespace(cell).arange(cell.shape[0], device=cell.device)
-        tokens[index[:, None], table["row"][place[:, None], cell], :3] = gather_rows(table["paint"], colour)
+        index = namespace(place).arange(place.shape[0], device=place.device)[:, None]
+        for cells, colours in self._layers(state):
+            tokens[index, table["row"][place[:, None], cells], :3] = gather_rows(table["paint"], colours)
         return tokens[:, None]
+
+    def _layers(self, state: State) -> list[tuple[Array, Array]]:
+        """Return cells and colours (B, n) of the noise, and of the objects, which hide it."""
+        layers = [(state.objects[..., 0], state.objects[..., 1])]
+        if self.num_noise_tokens:
+            layers.insert(0, box_world_noise.shown(state.noise))
+        return layers
 
     def token_cells(self, state: State) -> Array:
         """Return the cells (B, N) that the tokens describe, or for "rgb" all cells (B, w²)."""
         xp, cell = namespace(state.objects), state.objects[..., 0]
         if self.observation == "entities":
-            return cell
+            return xp.concat([cell, state.noise[..., 0]], axis=1)
         if self.observation == "pixels":
             table = pixel_tables(lowest(self.size), highest(self.size))
             size, agent = as_numpy(state.size), as_numpy(cell[:, 0])
@@ -396,7 +500,8 @@ class BoxWorld(SingleAgentGame):
         xp = namespace(state.objects)
         picture = gather_rows(self.tables(state.size)["ground"], state.size)
         index = xp.arange(picture.shape[0], device=picture.device)[:, None]
-        picture[index, state.objects[..., 0]] = state.objects[..., 1]
+        for cells, colours in self._layers(state):
+            picture[index, cells] = colours
         return picture
 
     def token_mask(self, tokens: Array) -> Array:
@@ -407,17 +512,33 @@ class BoxWorld(SingleAgentGame):
         mask[..., 0, 0] = True
         return mask
 
-    def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, 5) or pixels (..., w, w, 3) are signal, bool (..., N) or (..., w, w).
+    def signal_mask(self, tokens: Array, state: State) -> Array:
+        """Tell which tokens (..., N, 5) or pixels (..., w, w, 3) of states are signal, bool (..., N) or (..., w, w).
 
-        The agent, keys, locks and the gem are signal; empty cells, and the corner while no key is held, are not.
+        The agent, keys, locks and the gem are signal; noise, empty cells, and the corner while no key is held, are not.
         """
         if self.observation == "entities":
-            return self.token_mask(tokens)
-        table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
-        empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # 0-d arrays: faster to compare with than numbers
-        red, blue = tokens[..., 0], tokens[..., 2]  # only empty cells have their red, and only black has no red or blue
-        return (red != empty) & (namespace(tokens).maximum(red, blue) > black)
+            mask = self.token_mask(tokens)
+            if self.num_noise_tokens:
+                mask[..., self.num_objects :] = False
+            return mask
+        xp = namespace(tokens)
+        if not self.noise_config.looks_like_signal:
+            table = self.tables(tokens)["palette" if self.observation == "rgb" else "look"]
+            empty, black = table[EMPTY, 0, ...], table[FRAME, 0, ...]  # 0-d arrays: faster to compare with than numbers
+            red, blue = tokens[..., 0], tokens[..., 2]  # clutter has the red of empty cells, no object has; of black …
+            return (red != empty) & (xp.maximum(red, blue) > black)  # … or padding neither red nor blue is positive
+        cell = state.objects[..., 0]
+        mask = xp.zeros(tokens.shape[:-1], dtype=xp.bool, device=cell.device)
+        rows = xp.reshape(mask, (cell.shape[0], -1))
+        if self.observation == "pixels":
+            table = self.tables(cell)
+            place = table["place"][table["first"][state.size] + cell[:, 0]]
+            cell = table["row"][place[:, None], cell]  # absent objects have the agent's token
+        rows[xp.arange(cell.shape[0], device=cell.device)[:, None], cell] = True
+        if self.observation == "rgb":
+            rows[:, self.nowhere] = False
+        return mask
 
     def policy(self, name: str, state: State, u: Array, agents: slice = slice(None)) -> Array:
         """Return actions (B, 1) int64 by a built-in policy, from uniforms (B, 1).
@@ -426,7 +547,9 @@ class BoxWorld(SingleAgentGame):
         """
         if name == "random":
             return super().policy(name, state, u, agents)
-        moves = [[box_world_levels.next_move(level, self.width)] for level in self.levels(state)]
+        walls = box_world_noise.walls(as_numpy(state.noise)) if self.noise_config.decoys else repeat(0)
+        levels = zip(self.levels(state), walls, strict=False)
+        moves = [[box_world_levels.next_move(level, self.width, cells)] for level, cells in levels]
         return namespace(u).asarray(moves, dtype=namespace(u).int64, device=u.device)
 
     def known_share(self, drawings: list[str]) -> float:
@@ -447,14 +570,17 @@ class BoxWorld(SingleAgentGame):
         unknown, count = set(given), min(self.num_levels, box_world_levels.MAX_CACHED_LEVELS)
         for first in range(0, count, LEVELS_AT_ONCE):
             numbers = self.start_level + np.arange(first, min(first + LEVELS_AT_ONCE, count))
-            unknown -= set(map(bytes, self.level_cache.rows(numbers)))
+            unknown -= set(map(bytes, self.level_cache.rows(numbers)[:, : self.level_length]))
             if not unknown:
                 break
         return sum(row not in unknown for row in given) / len(given)
 
     def render_text(self, state: State) -> list[str]:
         """Draw each environment in characters, see `noisy_envs.games.box_world_levels.read`."""
-        return [box_world_levels.render_text(level, self.width) for level in self.levels(state)]
+        noise = as_numpy(state.noise)
+        cells = [tokens[tokens[:, 1] != ABSENT, 0].tolist() for tokens in noise]
+        levels = zip(self.levels(state), cells, strict=True)
+        return [box_world_levels.render_text(level, self.width, hidden) for level, hidden in levels]
 
     def validate_state(self, given: State | Mapping[str, Any], batch: tuple[int, ...]) -> State:
         """Validate a user-supplied state, and return it as NumPy arrays with one batch axis.
@@ -489,12 +615,13 @@ class BoxWorld(SingleAgentGame):
             raise unexpected("text", texts, f"a string or a list of {count} strings", TypeError)
         if len(texts) != count:
             raise ValueError(f"text: expected 1 or {count} levels, got {len(texts)}")
-        rows = [self._pack(self._validate_level(box_world_levels.read(text, self.width))) for text in texts]
+        levels = [self._validate_level(box_world_levels.read(text, self.width)) for text in texts]
+        rows = [self._pack(level) + self._pack_noise(level, -1) for level in levels]
         return self._unpack(np.array(rows), np.full(count, -1))
 
     def _validate_fields(self, given: State, batch: tuple[int, ...]) -> State:
         """Validate the fields of a state, and its levels."""
-        shapes = ((self.num_objects, 2), (self.num_boxes,), (), (), ())
+        shapes = ((self.num_objects, 2), (self.num_boxes,), (), (), (), (self.num_noise_tokens, 2))
         fields = []
         for name, value, shape in zip(State._fields, given, shapes, strict=True):
             array = as_numpy(value)
@@ -503,7 +630,7 @@ class BoxWorld(SingleAgentGame):
                 raise ValueError(f"state: {name}: expected {expected}, got {array.dtype} {array.shape}")
             if (array > MAX_SEED).any():
                 raise ValueError(f"state: {name}={array.max()}: expected at most {MAX_SEED}")
-            fields.append(array.reshape(-1, *shape).astype(np.int64))
+            fields.append(array.reshape(*(batch or (1,)), *shape).astype(np.int64))
         state = State(*fields)
         if not ((state.outcome >= MOVED) & (state.outcome <= DEAD_END)).all():
             raise unexpected("state: outcome", state.outcome.tolist(), f"{MOVED} to {DEAD_END}")
@@ -511,8 +638,11 @@ class BoxWorld(SingleAgentGame):
             raise unexpected("state: outcome", state.outcome.tolist(), f"{SOLVED} only where the gem is held")
         if not (state.level >= -1).all():
             raise unexpected("state: level", state.level.tolist(), "at least 0, or -1 for a level given as text")
-        rows = np.array([self._pack(self._validate_level(level)) for level in self.levels(state)])
-        same = self._unpack(rows, state.level)
+        levels = [self._validate_level(level) for level in self.levels(state)]
+        for level, tokens in zip(levels, state.noise.tolist(), strict=True):
+            self.noise_config.check_tokens(tokens, level, self.width)
+        noise = state.noise.reshape(len(levels), -1)
+        same = self._unpack(np.hstack([[self._pack(level) for level in levels], noise]), state.level)
         if not np.array_equal(state.objects, same.objects):
             raise ValueError(f"state: objects: expected {same.objects.tolist()} for these levels")
         # outcomes are those of the complete level: with equal keys the remaining boxes may imply others

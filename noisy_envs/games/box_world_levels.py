@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,13 +19,14 @@ from noisy_envs.randomness import IntegerStream
 from noisy_envs.validation import Count, check_count, highest, lowest
 
 KEYS = 19  # colours of keys and locks
-GEM, AGENT, EMPTY, FRAME, ABSENT = range(KEYS, KEYS + 5)
+GEM, AGENT, EMPTY, FRAME, ABSENT, CLUTTER = range(KEYS, KEYS + 6)
 CORNER = 0  # top left cell of the frame, which shows the held key
 LARGEST_SIZE = 32  # 1,025 tokens of pixels
 MAX_CACHED_LEVELS = 1 << 17  # levels
 TRIES = 50  # random layouts before boxes are placed in rows
 SYMBOLS = string.ascii_lowercase[:KEYS] + "*@.#"  # of each colour
 LOCKS = string.ascii_uppercase[:KEYS]
+NOISE = "%"  # symbol of each cell with noise
 
 
 class Box(NamedTuple):
@@ -174,8 +175,8 @@ def moves(width: int) -> tuple[int, int, int, int]:
     return -width, width, -1, 1
 
 
-def next_move(level: Level, width: int) -> int:
-    """Return the first action of a shortest solution, or 0 if there is none.
+def next_move(level: Level, width: int, walls: int = 0) -> int:
+    """Return the first action of a shortest solution around further `walls`, a set of cells, or 0 if there is none.
 
     If all keys differ, the next goal (the loose key, or the lock that the held key opens) and the cell where the agent
     then stands are determined, so that shortest paths between goals make a shortest solution.
@@ -183,7 +184,7 @@ def next_move(level: Level, width: int) -> int:
     goals = 1 << level.key[0]
     if level.key[0] == CORNER:
         goals = sum(2 << box.cell for box in on_path(level.boxes) if box.lock == level.key[1])
-    free = grid_cells(level.size, width) & ~sum(3 << box.cell for box in level.boxes)
+    free = grid_cells(level.size, width) & ~(walls | sum(3 << box.cell for box in level.boxes))
     near, wider = 0, goals  # cells closer to a goal than the agent
     while not wider >> level.agent & 1:
         if near == wider:
@@ -192,12 +193,13 @@ def next_move(level: Level, width: int) -> int:
     return next((i for i, move in enumerate(moves(width)) if near >> (level.agent + move) & 1), 0)
 
 
-def render_text(level: Level, width: int) -> str:
-    """Draw a level in characters, see `read`."""
+def render_text(level: Level, width: int, noise: Iterable[int] = ()) -> str:
+    """Draw a level and the cells of noise in characters, see `read`."""
     rows = [["#"] * (level.size + 2) for _ in range(level.size + 2)]
     for line in rows[1:-1]:
         line[1:-1] = "." * level.size
-    shown = [(level.key[0], SYMBOLS[level.key[1]]), (level.agent, SYMBOLS[AGENT])]
+    shown = [(cell, NOISE) for cell in noise]
+    shown += [(level.key[0], SYMBOLS[level.key[1]]), (level.agent, SYMBOLS[AGENT])]
     for box in level.boxes:
         shown += [(box.cell, SYMBOLS[box.content]), (box.cell + 1, LOCKS[box.lock])]
     for cell, symbol in shown:
@@ -210,7 +212,7 @@ def read(drawing: str, width: int) -> Level:
     """Read a level from a square of characters, with its frame.
 
     `.` is empty, `@` the agent, `*` the gem, `a` … `s` are keys, and `A` … `S` the locks that they open, to the right
-    of the content. A key or gem in the top left corner is held. For example
+    of the content. A key or gem in the top left corner is held. `%` is noise, which is not read. For example
 
         #####
         #@..#
@@ -235,7 +237,7 @@ def read(drawing: str, width: int) -> Level:
         for x, symbol in enumerate(row):
             cell, lock = y * width + x, LOCKS.find(row[x + 1 : x + 2] or "#")
             frame = not (1 <= y <= size and 1 <= x <= size)
-            if (frame and symbol == "#") or (not frame and symbol == "."):
+            if symbol == ("#" if frame else ".") or (symbol == NOISE and (cell == CORNER or not frame)):
                 continue
             if symbol == "@" and not frame:
                 agents.append(cell)

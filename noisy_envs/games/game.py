@@ -112,8 +112,8 @@ class Game(Protocol):
     def token_mask(self, tokens: Array) -> Array:
         """Return the padding mask of tokens (..., N, D): bool (..., N), False for padding."""
 
-    def signal_mask(self, tokens: Array) -> Array:
-        """Tell which tokens (..., N, D) are signal, bool (..., N)."""
+    def signal_mask(self, tokens: Array, state: Any) -> Array:
+        """Tell which tokens (..., N, D) are signal, bool (..., N), from them or from the states (B, ...) they show."""
 
     def world_tokens(self, state: Any) -> Array:
         """Return all entities (B, N, D) in absolute coordinates, for a centralised critic."""

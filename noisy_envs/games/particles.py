@@ -335,7 +335,7 @@ class ParticleGame:
             tokens = xp.where(tokens[..., 4:] != ABSENT, tokens, self.table("absent", tokens))
         return tokens
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State | None = None) -> Array:
         """Tell which tokens (..., N, 5), in the order of `observe`, are signal: bool (..., N), with the agent's own."""
         present = tokens[..., -1] != ABSENT
         return present & self.table("signal", present)

@@ -25,6 +25,7 @@ from noisy_envs.games.particles import (
     spread,
 )
 from noisy_envs.games.physics import DAMPING, DT
+from noisy_envs.tokens import EITHER
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, check_policy, highest
 
 AGENT, SIGNAL, NOISE = 1, 2, 3
@@ -187,6 +188,11 @@ class SimpleCentroid(ParticleGame):
             EntityType("num_signal", SIGNAL, SIGNAL_RADIUS, signal, True, max_speed=SIGNAL_SPEED),
             EntityType("num_noise", role, NOISE_RADIUS, noise, False, max_speed=top_speed),
         )
+
+    @cached_property
+    def role_kinds(self) -> dict[str, str]:
+        """Kind of signal, if noise has its role."""
+        return {"signal": EITHER} if self.noise_role == "signal" and highest(self.num_noise) else {}
 
     @cached_property
     def agents(self) -> tuple[str, ...]:

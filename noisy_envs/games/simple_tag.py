@@ -25,6 +25,7 @@ from noisy_envs.games.particles import (
     spread,
 )
 from noisy_envs.games.physics import DAMPING, DT
+from noisy_envs.tokens import EITHER, SIGNAL
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_policy, highest
 
 OBSTACLE, PREDATOR, PREY, NOISE = 1, 2, 3, 4
@@ -249,8 +250,9 @@ class SimpleTag(ParticleGame):
 
     @cached_property
     def role_kinds(self) -> dict[str, str]:
-        """Kind of obstacles, if they matter."""
-        return {"obstacle": "signal"} if self.obstacles_matter else {}
+        """Kind of obstacles, if they matter, and of prey, if noise has its role."""
+        kinds = {"obstacle": SIGNAL} if self.obstacles_matter else {}
+        return kinds | ({"prey": EITHER} if self.noise_role == "signal" and highest(self.num_noise) else {})
 
     @cached_property
     def num_reset_uniforms(self) -> tuple[int, ...]:

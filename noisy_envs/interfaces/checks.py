@@ -132,8 +132,9 @@ def check_game(game: Game, state: Any, learners: slice, key: Array) -> None:
         for member in ("terminated", "success"):
             _check_array(game, f"`{member}`", getattr(game, member)(after), key, "bool", lead[:1], "(B,) = ")
     if hasattr(game, "token_spec"):  # pictures have none
-        for member in ("signal_mask", "token_mask"):
-            mask, shape = getattr(game, member)(second), tuple(second.shape[:-1])
+        masks = {"signal_mask": game.signal_mask(second, after), "token_mask": game.token_mask(second)}
+        for member, mask in masks.items():
+            shape = tuple(second.shape[:-1])
             _check_array(game, f"`{member}`", mask, key, "bool", shape, "(B, n, N) = ")
 
 

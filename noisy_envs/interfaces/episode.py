@@ -112,7 +112,7 @@ class Episode:
 
     def make_info(self, tokens: np.ndarray) -> dict[str, Any]:
         """Return the `info` of tokens (N, D): signal mask, SNR and, if the game terminates, success."""
-        mask = self.game.signal_mask(tokens)
+        mask = self.game.signal_mask(tokens, self.state)
         # without padding all tokens count; skipping the mask saves time in a single step
         present = np.count_nonzero(self.game.token_mask(tokens)) if self._padded else mask.size
         info = {"signal_mask": mask, "snr": float(np.count_nonzero(mask) / present)}

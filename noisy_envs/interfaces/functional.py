@@ -94,7 +94,7 @@ def make_info(game: Game, state: Any, tokens: Array, lead: int, dtype: Any) -> d
     Tokens are (R, N, D) with `lead` 1, or (R, n, N, D) with `lead` 2.
     """
     xp = namespace(tokens)
-    mask = game.signal_mask(tokens)
+    mask = game.signal_mask(tokens, state)
     masks = (xp.reshape(x, (*tokens.shape[:lead], -1)) for x in (mask, game.token_mask(tokens)))
     signal, present = (xp.sum(xp.astype(x, xp.int64), axis=-1) for x in masks)
     info = {"signal_mask": mask, "snr": xp.astype(signal, dtype) / present}

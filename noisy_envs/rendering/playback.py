@@ -67,8 +67,8 @@ class Playback(Protocol):
         """Whether the episode is terminated or truncated."""
 
     @property
-    def noise(self) -> Count | None:
-        """Number of noise tokens, or its range; None where the environment has no option for it."""
+    def noise(self) -> Count:
+        """Number of noise tokens, or its range."""
 
     def reset(self, episode: int) -> None:
         """Start the episode of this number."""
@@ -110,13 +110,14 @@ def make_playback(
 
 
 def add_noise(playback: Playback, number: int) -> Playback:
-    """Return a playback of the same episode with `number` more noise tokens; the same one where noise is no option."""
-    if playback.noise is None:
-        return playback
+    """Return a playback of the same episode with `number` more noise tokens; the same one if they do not fit."""
     env_id, env_kwargs = playback.env_id, playback.env_kwargs
     changed = {**env_kwargs, NOISE[find(env_id)[0]]: max(0, highest(playback.noise) + number)}
-    changed |= same_start(env_id, changed, (env_id, dict(env_kwargs)))
-    return make_playback(env_id, changed, playback.learners, playback.seed, playback.episode)
+    try:
+        changed |= same_start(env_id, changed, (env_id, dict(env_kwargs)))
+        return make_playback(env_id, changed, playback.learners, playback.seed, playback.episode)
+    except ValueError:
+        return playback
 
 
 def signal_share(playback: Playback, weights: Array) -> float:
@@ -159,7 +160,7 @@ class _GamePlayback:
         name, parameters = find(env_id)
         self.env_id, self.env_kwargs, self.learners, self.seed = env_id, env_kwargs, learners, seed
         self.game = game = build(GAMES[name], parameters | dict(env_kwargs))
-        self.noise = getattr(game, NOISE[name]) if name in NOISE else None
+        self.noise = getattr(game, NOISE[name])
         self._agents = controlled_agents(game, learners, ("first", *game.teams))
         self._assignment = assign_policies(game, self._agents)
         self._episode = Episode(game, self._agents, "rgb_array")
@@ -179,7 +180,7 @@ class _GamePlayback:
 
     @property
     def signal_mask(self) -> Array:
-        return self.game.signal_mask(self.tokens[:1])[0]
+        return self.game.signal_mask(self.tokens[:1], self.state)[0]
 
     @property
     def clock(self) -> int:

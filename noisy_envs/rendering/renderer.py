@@ -55,7 +55,7 @@ class Marker(NamedTuple):
     radius: float  # units of the plane
     color: Color
     inner: tuple[tuple[float, Color], ...] = ()  # smaller discs on the disc: fraction of the radius, colour
-    shape: str = "disc"  # or "ring", "diamond", "star", "cross", "square", "halo", "box": two cells, one of `inner`
+    shape: str = "disc"  # or ring, diamond, star, cross, square, frame, halo, box: two cells, one of `inner`
 
 
 class Item(NamedTuple):
@@ -82,7 +82,7 @@ class Board:
     """A square of w by w cells."""
 
     colors: Picture  # (w, w, 3)
-    outlines: list[tuple[int, int, int]]  # row, column and length of horizontal groups of cells
+    outlines: list[tuple[int, int, int, Color]]  # row, column and length of horizontal groups of cells
     halos: Array  # (w, w) strengths, 0 to 1
     markers: tuple[Marker, ...]  # the legend
 
@@ -111,6 +111,7 @@ AGENT_CELL, GEM_CELL, HELD_CELL = (
 KEY_CELL = Marker("loose key", 0.0, KEY_COLOR, shape="square")
 BOX_CELLS = Marker("content, lock", 0.0, CONTENT_COLOR, ((1.0, KEY_COLOR),), shape="box")
 CELLS = AGENT_CELL, GEM_CELL, KEY_CELL, BOX_CELLS, HELD_CELL
+NOISE_CELL = Marker("noise", 0.0, RED, shape="frame")
 WEIGHT = Marker("attention", 0.0, AMBER, shape="halo")  # in the legend only
 
 
@@ -162,7 +163,7 @@ def simple_tag_scene(game: tag.SimpleTag, state: State, halos: Array) -> Scene:
 
 
 def box_world_board(game: box_world.BoxWorld, state: box_world.State, halos: Array) -> Board:
-    """Return the board of BoxWorld, drawn as in the paper, with an outline around each box.
+    """Return the board of BoxWorld, drawn as in the paper, with an outline around each box, and a red one around noise.
 
     `halos` (N,) are in the order of the tokens, and appear on their cells.
     """
@@ -172,11 +173,13 @@ def box_world_board(game: box_world.BoxWorld, state: box_world.State, halos: Arr
     strengths[game.token_cells(batch)[0]] = halos
     strengths[game.nowhere] = 0.0  # the cell of absent tokens
     (level,) = game.levels(batch)
-    outlines = [(*divmod(box.cell, game.width), 2) for box in level.boxes]
+    outlines = [(*divmod(box.cell, game.width), 2, BLACK) for box in level.boxes]
     if level.key[1] == box_world_levels.GEM:
-        outlines.append((0, 0, 1))
+        outlines.append((0, 0, 1, BLACK))
+    outlines += [(*divmod(cell, game.width), length, RED) for cell, length in game.noise_config.places(state.noise)]
     colors = box_world.PALETTE[game.picture(batch)[0]].reshape(*square, 3)
-    return Board(colors, outlines, strengths.reshape(square), CELLS)
+    markers = (*CELLS, NOISE_CELL) if game.num_noise_tokens else CELLS
+    return Board(colors, outlines, strengths.reshape(square), markers)
 
 
 SCENES: dict[str, Callable[[Any, Any, Array], Scene | Board]] = {
@@ -306,7 +309,7 @@ def _paint_scene(canvas: pygame.Surface, view: pygame.Rect, scene: Scene) -> boo
 
 
 def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> None:
-    """Paint cells, outlines, and halos as borders inside cells."""
+    """Paint cells, halos as borders inside cells, and outlines."""
     import pygame
 
     count = len(board.colors)
@@ -322,13 +325,13 @@ def _paint_board(canvas: pygame.Surface, view: pygame.Rect, board: Board) -> Non
         pygame.draw.rect(canvas, color, cells(row, column))
         if any(color):  # no lines in the black frame
             pygame.draw.rect(canvas, AXES, cells(row, column), 1)
-    for outline in board.outlines:
-        pygame.draw.rect(canvas, BLACK, cells(*outline), 2 * SMOOTH)
     for row, column in zip(*board.halos.nonzero(), strict=True):
         width = round(float(board.halos[row, column]) * side * CELL_HALO)
         if width:
             pygame.draw.rect(canvas, BLACK, cells(row, column).inflate(2, 2), width + 2)
             pygame.draw.rect(canvas, AMBER, cells(row, column), width)
+    for *place, color in board.outlines:
+        pygame.draw.rect(canvas, color, cells(*place), 2 * SMOOTH)
 
 
 def _paint_grid(canvas: pygame.Surface, view: pygame.Rect, scale: float, arena: float) -> None:
@@ -361,6 +364,8 @@ def _paint_marker(canvas: pygame.Surface, marker: Marker, place: Point, radius: 
         square = pygame.Rect(x - radius, y - radius, 2 * radius, 2 * radius)
         pygame.draw.rect(canvas, marker.color, square)
         pygame.draw.rect(canvas, BLACK, square, SMOOTH)
+    elif marker.shape == "frame":
+        pygame.draw.rect(canvas, marker.color, (x - radius, y - radius, 2 * radius, 2 * radius), 2 * SMOOTH)
     elif marker.shape == "box":
         for left, color in ((x - 1.25 * radius, marker.color), (x, marker.inner[0][1])):
             pygame.draw.rect(canvas, color, (left, y - radius, 1.25 * radius, 2 * radius))

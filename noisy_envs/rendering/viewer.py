@@ -10,7 +10,7 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import GAMES, NOISE, find, join_names, same_start
+from noisy_envs.registration import GAMES, NOISE, find, same_start
 from noisy_envs.rendering.playback import Playback, add_noise
 from noisy_envs.rendering.window import Window, key_events
 from noisy_envs.validation import check_choice
@@ -58,7 +58,7 @@ class BaselinePolicy:
         seed: seed of the episodes, and of the policy.
 
     Raises:
-        ValueError: the game has no such policy, or no option for the number of noise tokens.
+        ValueError: the game has no such policy.
     """
 
     learners, overlay = "first", "attention"
@@ -67,8 +67,6 @@ class BaselinePolicy:
         """Check the arguments; see the class."""
         game, _ = find(env_id)
         check_choice("policy", name, baseline_names(env_id))
-        if noise is not None and game not in NOISE:
-            raise ValueError(f"num_noise={noise}: {env_id} has none, only {join_names(NOISE)}")
         self.name, self.env_id, self.seed = name, env_id, seed
         requested = {} if noise is None else {NOISE[game]: noise}
         self.env_kwargs = requested | same_start(env_id, requested, (env_id, {}))
@@ -139,10 +137,8 @@ class Viewer:
         """Return the two lines below the picture: what is shown, and what the keys do."""
         playback = self.playback
         status = [playback.env_id.removeprefix("noisy_envs/"), self._policy.name, f"episode {playback.episode}"]
-        keys = ["space: pause", "s: step", "r: next episode", "q: quit"]
-        if playback.noise is not None:
-            status.append(f"noise {playback.noise}")
-            keys.insert(-1, "+/-: noise")
+        status.append(f"noise {playback.noise}")
+        keys = ["space: pause", "s: step", "r: next episode", "+/-: noise", "q: quit"]
         if self.paused:
             status.append("paused")
         return "     ".join(status), "     ".join(keys)
@@ -183,7 +179,7 @@ class Viewer:
         self._act()
 
     def _add_noise(self, number: int) -> None:
-        """Start the episode again with more noise tokens; do nothing in a game without noise."""
+        """Start the episode again with more noise tokens, if they fit."""
         # the old environment is not closed: Gymnasium's own would quit pygame, and with it our window
         self.playback, old = add_noise(self.playback, number), self.playback
         if self.playback is not old:

@@ -179,11 +179,7 @@ def requested_env_kwargs(args: Any) -> dict[str, Any]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three for odd nesting
             options[name] = value  # a plain string
     if args.num_noise:
-        game, _ = registration.find(args.env_id)
-        if game not in registration.NOISE:
-            supported = registration.join_names(registration.NOISE)
-            raise ValueError(f"num_noise={args.num_noise[0]}: {args.env_id} has no such option, only {supported}")
-        name = registration.NOISE[game]
+        name = registration.NOISE[registration.find(args.env_id)[0]]
         if name in options and not args.evaluate:  # an evaluation may ask for other noise than its run had
             raise ValueError(f"num_noise={args.num_noise[0]}: {name} is in env_kwargs too; give one of them")
         options[name] = args.num_noise[0]
@@ -257,9 +253,8 @@ def steps_per_update(args: Any) -> int:
 
 
 def num_noise(args: Any) -> Any:
-    """Return the number of noise tokens, or its range; None where the environment has no such option."""
-    option = registration.NOISE.get(registration.find(args.env_id)[0])
-    return None if option is None else getattr(game_of(args), option)
+    """Return the number of noise tokens, or its range."""
+    return getattr(game_of(args), registration.NOISE[registration.find(args.env_id)[0]])
 
 
 def baseline_returns(args: Any) -> BaselineReturns:

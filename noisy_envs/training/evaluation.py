@@ -262,5 +262,4 @@ def eval_cases(module: ModuleType, args: Any, argv: Sequence[str]) -> list[tuple
 
 def case_name(path: Path, args: Any) -> str:
     """Name an evaluated run, and its noise level."""
-    noise = environments.num_noise(args)
-    return str(path) if noise is None else f"{path}, noise {noise}"
+    return f"{path}, noise {environments.num_noise(args)}"

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.randomness import STREAM
-from noisy_envs.tokens import TokenSpec
+from noisy_envs.tokens import EITHER, SIGNAL, TokenSpec
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
 from noisy_envs.wrappers.episode_clock import Moment
 from noisy_envs.wrappers.memory import EpisodeConstant, EpisodeStore, Follower, SignalReservoir, signal_first
@@ -125,6 +125,7 @@ class AddNoise(TokenTransform):
         self.draws_role = bool(spec.roles) and options.noise_role == "signal"
         self.role = spec.roles.get("noise", 1 + max(spec.roles.values(), default=0))
         roles = spec.roles | {"noise": self.role} if spec.roles and not self.draws_role else spec.roles
+        signal_roles = [name for name, kind in spec.kinds.items() if kind == SIGNAL]
         if self.num_varies:
             check_may_be_padded("num_noise", options.num_noise, "one number", spec, self.low, self.high)
         self.spec = dataclasses.replace(
@@ -132,6 +133,7 @@ class AddNoise(TokenTransform):
             num_tokens=spec.num_tokens + self.max_noise,
             roles=roles,
             padded=spec.padded or self.num_varies,
+            kinds=spec.kinds | (dict.fromkeys(signal_roles, EITHER) if self.draws_role else {}),
         )
         self.follower: Follower | None = None
         if options.correlation != "none":

@@ -320,7 +320,7 @@ def test_random_play_stays_within_the_rules(options):
             np.isin(state.outcome, [MOVED, TOOK_KEY, OPENED_BOX, SOLVED, DEAD_END]), apart > 0
         )
         assert np.isin(apart, [0, 1, game.width]).all()
-        same(State(*state[2:4], *state[2:4], 0), State(*before[2:4], *before[2:4], 0))
+        same(State(*state[2:4], *state[2:4], 0, 0), State(*before[2:4], *before[2:4], 0, 0))
         changed = (state.outcome >= TOOK_KEY) | (t % 20 == 19) | (np.arange(count) < 20)
         some, past = (State(*(field[changed] for field in at)) for at in (state, before))
         assert list(impossible(game, some, past)) == []
@@ -835,7 +835,7 @@ def test_masks(kind, options, backend):
     game = BoxWorld(**options, observation=kind)
     for state in played(game, 60, 24):
         seen = game.observe(moved(state, backend))[:, 0]
-        signal, token = as_numpy(game.signal_mask(seen)), as_numpy(game.token_mask(seen))
+        signal, token = as_numpy(game.signal_mask(seen, moved(state, backend))), as_numpy(game.token_mask(seen))
         assert signal.dtype == token.dtype == bool and signal.shape == token.shape == tuple(seen.shape)[:-1]
         count = (state.objects[..., 1] != ABSENT).sum(axis=1)
         held = state.objects[:, 1, 0] == CORNER

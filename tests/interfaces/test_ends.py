@@ -56,7 +56,7 @@ def test_parallel_view_tells_the_end(start, limit):
         tokens, *told, infos = env.step({"agent_0": LEFT})
         assert told == [{"agent_0": paid}, {"agent_0": over}, {"agent_0": limit == 1 and not over}]
         assert infos["agent_0"]["is_success"] is (start == "gem")
-        mask = env.game.signal_mask(tokens["agent_0"])
+        mask = env.game.token_mask(tokens["agent_0"])  # all entities are signal
         np.testing.assert_array_equal(infos["agent_0"]["signal_mask"], mask)
         assert infos["agent_0"]["snr"] == mask.sum() / (tokens["agent_0"][:, 0] >= 0).sum()
         assert env.agents == ([] if over or limit == 1 else ["agent_0"])
@@ -138,7 +138,7 @@ def test_an_end_of_all_worlds_at_once(start, mode, backend):
         *_, info = envs.step(lefts)
     assert not as_numpy(info["is_success"]).any()
     state = State(*map(as_numpy, envs.state))
-    assert_same(as_numpy(info["signal_mask"]), envs.game.signal_mask(envs.game.observe(state)[:, 0]))
+    assert_same(as_numpy(info["signal_mask"]), envs.game.signal_mask(envs.game.observe(state)[:, 0], state))
 
 
 @each_start

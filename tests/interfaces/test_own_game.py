@@ -260,7 +260,7 @@ class Drift(SingleAgentGame):
     def reward(self, state: State, agents: slice = slice(0, 1)) -> Array:
         return -state.place
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State) -> Array:
         return tokens[..., 0] > -1
 
 
@@ -391,11 +391,11 @@ FAULTS = {
         ": expected ARRAY bool (B,) = ({},), got ARRAY bool ({}, 1)",
     ),
     "signal of worlds": (
-        {"signal_mask": lambda self, t: t[..., 0, 0] > 0},
+        {"signal_mask": lambda self, t, s: t[..., 0, 0] > 0},
         ": expected ARRAY bool (B, n, N) = ({}, 1, 1), got ARRAY bool ({}, 1)",
     ),
     "signal as numbers": (
-        {"signal_mask": lambda self, t: t[..., 0]},
+        {"signal_mask": lambda self, t, s: t[..., 0]},
         ": expected ARRAY bool (B, n, N) = ({}, 1, 1), got ARRAY float32 ({}, 1, 1)",
     ),
     "mask of features": (
@@ -509,7 +509,7 @@ class Signed(Drift):
     def initial(self, u: tuple[Array, ...]) -> State:
         return State(0 * u[0] - 1)
 
-    def signal_mask(self, tokens: Array) -> Array:
+    def signal_mask(self, tokens: Array, state: State) -> Array:
         return tokens[..., 0] < 0
 
 

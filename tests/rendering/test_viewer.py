@@ -69,9 +69,10 @@ def test_a_row_says_what_the_environment_shows_takes_and_pays(env_id):
     assert actions == (f"{env.action_space.shape[0]} floats" if continuous else f"one of {env.action_space.n}")
     assert returns == [f"{value:.3f}" for value in baseline_returns(env_id)]
     game, parameters = ENVIRONMENTS[env_id]
-    if game in NOISE and not parameters.get("collidable_obstacles"):
+    if game != "box_world" and not parameters.get("collidable_obstacles"):  # a decoy box is two tokens
         assert int(noise) == getattr(env.unwrapped.game, NOISE[game])
-    assert int(noise) == {"SimpleTagMPE-v0": 0, "BoxWorldPixels-v0": 42}.get(env_id.split("/")[1], int(noise))
+    counts = {"SimpleTagMPE-v0": 0, "BoxWorld-v0": 0, "BoxWorldPixels-v0": 42, "BoxWorldClutter-v0": 42}
+    assert int(noise) == counts.get(env_id.split("/")[1], int(noise))
 
 
 def test_padding_is_no_noise(monkeypatch):
@@ -471,10 +472,7 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),
         ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? expected one of random, still, "),
         ([BOX, "--policy", "still"], "policy='still': expected one of random, oracle, or the folder or checkpoint"),
-        (
-            [BOX, "--num-noise", "4"],
-            f"num_noise=4: {BOX} has none, only SimpleCentroid, SimpleTag and other Gymnasium environments",
-        ),
+        ([BOX, "--num-noise", "42"], "num_noise=42: expected at most 41, which fit on size=7 beside 3 boxes"),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: expected at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: expected 0"),
         ([CENTROID, "--out", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
@@ -598,11 +596,11 @@ def test_keys_change_the_noise_of_the_same_episode_in_the_same_window(screen, en
     assert len(windows) == 1
 
 
-def test_without_noise_its_keys_do_nothing_and_are_not_named(screen):
+def test_noise_that_does_not_fit_is_not_added(screen):
     viewer = watching(BOX)
-    seen, _ = look(viewer, {1: ["+"], 3: ["q"]})
-    assert {noise for _, _, noise, _ in seen} == {None} and "noise" not in "".join(viewer.captions())
-    assert "+/-: noise" in watching(TAG).captions()[1]
+    seen, _ = look(viewer, {1: ["+"] * 9, 2: ["+"], 3: ["+", "+"], 4: ["q"]})
+    assert [noise for _, _, noise, _ in seen] == [0, 0, 36, 40, 40]  # 41 cells are free
+    assert "+/-: noise" in viewer.captions()[1]
 
 
 @pytest.mark.parametrize("event", ["WINDOWCLOSE", "QUIT"])

@@ -205,7 +205,7 @@ REFUSED = [
     ["--env-kwargs", "num_signal=-3"],
     ["--env-kwargs", "num_noise=3", "--num-noise", "4"],
     ["--num-noise", "4", "28"],
-    ["--num-noise", "4", "--env-id", "noisy_envs/BoxWorld-v0"],
+    ["--num-noise", "42", "--env-id", "noisy_envs/BoxWorld-v0"],
     ["--env-kwargs", "num_agents=4", "--env-id", "noisy_envs/BoxWorld-v0"],
     ["--env-kwargs", "observation=rgb", "--env-id", "noisy_envs/BoxWorld-v0"],
     ["--learners", "prey"],
