@@ -124,7 +124,11 @@ class Setting(NamedTuple):
     @property
     def env_kwargs(self) -> dict[str, Any]:
         """Options of the environment, in addition to those of the ID."""
-        return {} if self.num_noise is None else {registration.NOISE[self.game]: self.num_noise, **self.start_kwargs}
+        return (
+            {}
+            if self.num_noise is None
+            else {registration.noise_option(self.env_id): self.num_noise, **self.start_kwargs}
+        )
 
     def agent_args(self, shared: Sequence[str]) -> list[str]:
         """Add `start_kwargs` to the arguments of all agents, unless they set the option themselves."""
@@ -326,9 +330,8 @@ def check(args: Args) -> None:
         raise ValueError(f"env_ids={ids}: expected IDs of one game, got {registration.join_names(sorted(games))}")
     if games == {registration.OTHER} and len(set(args.env_ids)) > 1:
         raise ValueError(f"env_ids={ids}: expected one ID, with noise levels in --num-noise")
-    if args.num_noise and (len(args.env_ids) > 1 or not games <= registration.NOISE.keys()):
-        allowed = registration.join_names(registration.NOISE)
-        raise ValueError(f"num_noise={args.num_noise}: expected with one ID in --env-ids, of {allowed}")
+    if args.num_noise and len(args.env_ids) > 1:
+        raise ValueError(f"num_noise={args.num_noise}: expected with one ID in --env-ids")
     if args.compare_with and not args.plot_only:
         raise ValueError(f"compare_with={' '.join(map(str, args.compare_with))}: expected together with --plot-only")
     if args.together and games == {registration.OTHER}:

@@ -58,9 +58,6 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 OTHER = "other Gymnasium environments"  # the game of all IDs outside the table, see `training.gymnasium_envs`
-
-# by game: the option that sets the amount of noise
-NOISE = {"simple_centroid": "num_noise", "simple_tag": "num_obstacles", "box_world": "num_noise", OTHER: "num_noise"}
 PARALLEL = {"simple_centroid_v0": "noisy_envs/SimpleCentroid-v0", "simple_tag_v0": "noisy_envs/SimpleTag-v0"}
 
 
@@ -71,6 +68,16 @@ def find(env_id: str, setting: str = "env_id") -> tuple[str, dict[str, Any]]:
         ValueError: see `canonical_id`.
     """
     return ENVIRONMENTS.get(canonical_id(env_id, setting), (OTHER, {}))
+
+
+def noise_option(env_id: str) -> str:
+    """Return the option that sets the amount of noise: in SimpleTag the obstacles, as in the paper, or the decoys.
+
+    Raises:
+        ValueError: see `canonical_id`.
+    """
+    game, parameters = find(env_id)
+    return "num_obstacles" if game == SimpleTag.name and "num_noise" not in parameters else "num_noise"
 
 
 def canonical_id(env_id: str, setting: str = "env_id") -> str:

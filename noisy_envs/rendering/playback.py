@@ -14,7 +14,7 @@ from noisy_envs.arrays import Array
 from noisy_envs.interfaces.checks import check_action
 from noisy_envs.interfaces.episode import Episode
 from noisy_envs.interfaces.scripted import assign_policies, complete_actions, controlled_agents
-from noisy_envs.registration import GAMES, NOISE, OTHER, find, same_start
+from noisy_envs.registration import GAMES, OTHER, find, noise_option, same_start
 from noisy_envs.rendering.window import headless_pygame
 from noisy_envs.tokens import TokenSpec
 from noisy_envs.training.gymnasium_envs import ActionRange, GymnasiumGame
@@ -112,7 +112,7 @@ def make_playback(
 def add_noise(playback: Playback, number: int) -> Playback:
     """Return a playback of the same episode with `number` more noise tokens; the same one if they do not fit."""
     env_id, env_kwargs = playback.env_id, playback.env_kwargs
-    changed = {**env_kwargs, NOISE[find(env_id)[0]]: max(0, highest(playback.noise) + number)}
+    changed = {**env_kwargs, noise_option(env_id): max(0, highest(playback.noise) + number)}
     try:
         changed |= same_start(env_id, changed, (env_id, dict(env_kwargs)))
         return make_playback(env_id, changed, playback.learners, playback.seed, playback.episode)
@@ -160,7 +160,7 @@ class _GamePlayback:
         name, parameters = find(env_id)
         self.env_id, self.env_kwargs, self.learners, self.seed = env_id, env_kwargs, learners, seed
         self.game = game = build(GAMES[name], parameters | dict(env_kwargs))
-        self.noise = getattr(game, NOISE[name])
+        self.noise = getattr(game, noise_option(env_id))
         self._agents = controlled_agents(game, learners, ("first", *game.teams))
         self._assignment = assign_policies(game, self._agents)
         self._episode = Episode(game, self._agents, "rgb_array")

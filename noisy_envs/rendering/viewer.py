@@ -10,7 +10,7 @@ import numpy as np
 
 from noisy_envs.arrays import Array
 from noisy_envs.interfaces.episode import RENDER_FPS
-from noisy_envs.registration import GAMES, NOISE, find, same_start
+from noisy_envs.registration import GAMES, find, noise_option, same_start
 from noisy_envs.rendering.playback import Playback, add_noise
 from noisy_envs.rendering.window import Window, key_events
 from noisy_envs.validation import check_choice
@@ -65,10 +65,9 @@ class BaselinePolicy:
 
     def __init__(self, name: str, env_id: str, noise: int | None, seed: int) -> None:
         """Check the arguments; see the class."""
-        game, _ = find(env_id)
         check_choice("policy", name, baseline_names(env_id))
         self.name, self.env_id, self.seed = name, env_id, seed
-        requested = {} if noise is None else {NOISE[game]: noise}
+        requested = {} if noise is None else {noise_option(env_id): noise}
         self.env_kwargs = requested | same_start(env_id, requested, (env_id, {}))
         self._generator = np.random.default_rng(seed)
 

@@ -179,7 +179,7 @@ def requested_env_kwargs(args: Any) -> dict[str, Any]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three for odd nesting
             options[name] = value  # a plain string
     if args.num_noise:
-        name = registration.NOISE[registration.find(args.env_id)[0]]
+        name = registration.noise_option(args.env_id)
         if name in options and not args.evaluate:  # an evaluation may ask for other noise than its run had
             raise ValueError(f"num_noise={args.num_noise[0]}: {name} is in env_kwargs too; give one of them")
         options[name] = args.num_noise[0]
@@ -254,7 +254,7 @@ def steps_per_update(args: Any) -> int:
 
 def num_noise(args: Any) -> Any:
     """Return the number of noise tokens, or its range."""
-    return getattr(game_of(args), registration.NOISE[registration.find(args.env_id)[0]])
+    return getattr(game_of(args), registration.noise_option(args.env_id))
 
 
 def baseline_returns(args: Any) -> BaselineReturns:

@@ -17,7 +17,7 @@ from noisy_envs import ENVIRONMENTS, __main__
 from noisy_envs.baselines import baseline_returns, play_baseline
 from noisy_envs.interfaces.episode import RENDER_FPS
 from noisy_envs.randomness import derive_seed
-from noisy_envs.registration import GAMES, NOISE
+from noisy_envs.registration import GAMES, noise_option
 from noisy_envs.rendering import video
 from noisy_envs.rendering.playback import Film, add_noise, make_playback, record
 from noisy_envs.rendering.viewer import MARGIN, NOISE_STEP, PANEL, PAPER, BaselinePolicy, Viewer
@@ -70,7 +70,7 @@ def test_a_row_says_what_the_environment_shows_takes_and_pays(env_id):
     assert returns == [f"{value:.3f}" for value in baseline_returns(env_id)]
     game, parameters = ENVIRONMENTS[env_id]
     if game != "box_world" and not parameters.get("collidable_obstacles"):  # a decoy box is two tokens
-        assert int(noise) == getattr(env.unwrapped.game, NOISE[game])
+        assert int(noise) == getattr(env.unwrapped.game, noise_option(env_id))
     counts = {"SimpleTagMPE-v0": 0, "BoxWorld-v0": 0, "BoxWorldPixels-v0": 42, "BoxWorldClutter-v0": 42}
     assert int(noise) == counts.get(env_id.split("/")[1], int(noise))
 
