@@ -51,7 +51,7 @@ from noisy_envs.training.process import (
     on_stop_signal,
     sweep_errors,
 )
-from noisy_envs.training.statistics import Rows, drop, estimate
+from noisy_envs.training.statistics import Rows, difference, estimate
 from noisy_envs.training.sweep import STOPPED, JobResult, check_settings, find_run, run_in_threads, run_jobs, run_on_ray
 from noisy_envs.training.versions import current_commit, merge_versions
 
@@ -516,7 +516,7 @@ def collect_results(jobs: dict[Setting, list[Job]]) -> dict[str, Any]:
         values = {name: list(seeds.values()) for name, seeds in by_name.items() if seeds}
         estimates[agent] = {name: estimate(seeds)._asdict() for name, seeds in values.items()}
         if len(names) > 1 and names[0] in values and names[-1] in values:
-            drops[agent] = drop(values[names[0]], values[names[-1]])._asdict()
+            drops[agent] = difference((values[names[0]], values[names[-1]]))._asdict()
     return {
         "versions": merge_versions(summary for summary in summaries.values() if summary is not None),
         "snr": {setting.name: baselines_and_snr(group)[1] for setting, group in jobs.items()},

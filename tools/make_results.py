@@ -7,6 +7,7 @@ against SNR) and `images/NAME_curves.png` (training), and the tables between `<!
   best         scores by the best actions
   sampled      scores by sampled actions: of an evaluation, or else of the last tenth of training
   improvement  how likely AdaPool scores higher than each other head, by the best actions
+  difference   interquartile mean of AdaPool minus that of each other head, by the best actions
   summary      over all noise levels: scores of all heads, runs that broke down, updates with a KL divergence above 1,
                and how likely AdaPool scores higher than each other head
   missing      runs that a group lacks
@@ -18,6 +19,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ import numpy as np
 from noisy_envs.training.files import write_atomically
 from noisy_envs.training.plots import HEAD_NAMES, plot_levels, plot_score_curves
 from noisy_envs.training.run_lines import level_of, read_lines
-from noisy_envs.training.statistics import Estimate, estimate, probability_of_improvement
+from noisy_envs.training.statistics import Estimate, difference, estimate, probability_of_improvement
 
 REFERENCE = "adapool"  # the head that is compared with each other one
 QUERY_VECTOR = "query_vector"  # the setting by which "adapool" gives them to that head alone
@@ -34,6 +36,10 @@ TITLES = {"none": "no vectors", "adapool": "vectors in AdaPool alone", "all": "v
 NO_CHANGE = "no change"  # the label of runs with no setting but those of all runs
 NONE = Estimate(np.nan, np.nan, np.nan)
 TENTH = 4  # of the 40 bins of a curve
+COMPARISONS = {  # by kind of table: corner, statistic
+    "improvement": (f"{HEAD_NAMES[REFERENCE]} over", probability_of_improvement),
+    "difference": (f"{HEAD_NAMES[REFERENCE]} minus", difference),
+}
 FALL = 0.1  # from its best training score, with which a run counts as broken down
 BLOCK = re.compile(r"(<!-- table (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Run = dict[str, Any]
@@ -116,11 +122,11 @@ def score_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str
     return describe(estimate(*strata), len(strata), len(levels)) if strata else "not evaluated"
 
 
-def improvement_cell(heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
-    """Return the probability of improvement of REFERENCE over a head at those noise levels that have runs of both."""
+def compare_cell(statistic: Callable[..., Estimate], heads: dict[str, Cells], head: str, levels: Sequence[str]) -> str:
+    """Return a statistic of the scores of REFERENCE and a head at those noise levels that have runs of both."""
     pairs = [(scores_of(heads[REFERENCE], level), scores_of(heads[head], level)) for level in levels]
     strata = [pair for pair in pairs if all(pair)]
-    return describe(probability_of_improvement(*strata), len(strata), len(levels)) if strata else "not evaluated"
+    return describe(statistic(*strata), len(strata), len(levels)) if strata else "not evaluated"
 
 
 def describe(value: Estimate, found: int, asked: int) -> str:
@@ -167,7 +173,7 @@ def format_summary(experiment: Experiment, others: Sequence[str]) -> str:
         strata = [scores for cells in heads.values() for level in levels if (scores := scores_of(cells, level))]
         broken = sum(run["best"] - run["final"] > FALL for run in runs)
         numbers = f"{broken} of {len(runs)}", f"{np.mean([run['kl_above_1'] for run in runs]):.2%}"
-        cells = (improvement_cell(heads, head, levels) for head in others)
+        cells = (compare_cell(probability_of_improvement, heads, head, levels) for head in others)
         rows.append([title_of(label), f"{estimate(*strata):.2f}", *numbers, *cells])
     return to_markdown(rows)
 
@@ -211,13 +217,14 @@ def make_table(runs: Sequence[Run], kind: str) -> str:
         numbers = f"{min(counts - {0})} to {max(counts)}" if len(counts - {0}) > 1 else str(max(counts))
         return f"All runs: {experiment.common}; {numbers} seeds.\n\n{table}"
     others = [head for head in heads if head != REFERENCE]
-    if kind == "improvement":
-        return format_table(add_one_head(experiment), f"{HEAD_NAMES[REFERENCE]} over", others, improvement_cell)
+    if kind in COMPARISONS:
+        corner, statistic = COMPARISONS[kind]
+        return format_table(add_one_head(experiment), corner, others, partial(compare_cell, statistic))
     if kind == "summary":
         return format_summary(experiment, others)
     if kind == "missing":
         return "\n".join(f"* {line}" for line in find_missing(experiment)) or "Nothing is missing."
-    raise ValueError(f"table kind {kind!r}: expected best, sampled, improvement, summary or missing")
+    raise ValueError(f"table kind {kind!r}: expected best, sampled, {', '.join(COMPARISONS)}, summary or missing")
 
 
 def fill(page: str, files: dict[str, list[Run]]) -> str:

@@ -87,14 +87,22 @@ def estimate(*strata: Sequence[float]) -> Estimate:
     return _estimate(float(iqm(np.concatenate(strata))), iqm(samples), min(map(len, strata)))
 
 
-def drop(low_noise: Sequence[float], high_noise: Sequence[float]) -> Estimate:
-    """Estimate by how much the interquartile mean falls from scores at low noise to scores at high noise.
+def difference(*strata: tuple[Sequence[float], Sequence[float]]) -> Estimate:
+    """Estimate the interquartile mean of scores of one setting minus that of another.
 
-    Both are resampled independently.
+    The scores of all strata, such as noise levels, are pooled. Runs of both settings are resampled independently in
+    each stratum.
+
+    Args:
+        strata: scores of the first and of the second setting, (n,) and (m,), in each stratum.
     """
-    value = float(iqm(np.asarray(low_noise)) - iqm(np.asarray(high_noise)))
-    samples = iqm(resample(low_noise, 0)) - iqm(resample(high_noise, 1))
-    return _estimate(value, samples, min(len(low_noise), len(high_noise)))
+    sides = list(zip(*strata, strict=True))
+    values = [float(iqm(np.concatenate(side))) for side in sides]
+    samples = [
+        iqm(np.concatenate([resample(scores, 2 * i + second) for i, scores in enumerate(side)], axis=1))
+        for second, side in enumerate(sides)
+    ]
+    return _estimate(values[0] - values[1], samples[0] - samples[1], min(len(x) for pair in strata for x in pair))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:

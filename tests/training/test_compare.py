@@ -22,7 +22,7 @@ from noisy_envs.rendering.agent_policy import load_file
 from noisy_envs.training import checkpoint
 from noisy_envs.training.files import lock_folder
 from noisy_envs.training.plots import COLOURS, HEAD_NAMES, Panel, plot_panels
-from noisy_envs.training.statistics import drop, estimate, iqm, mean_curve, paired_difference
+from noisy_envs.training.statistics import difference, estimate, iqm, mean_curve, paired_difference
 
 ROOT = Path(__file__).parents[2]
 NOISY, CLEAN = (f"noisy_envs/SimpleCentroid-{sizes}-v0" for sizes in ("1v1v30", "1v31v0"))
@@ -396,7 +396,7 @@ def test_intervals_are_those_of_the_bootstrap():
     low, high = estimate(scores)[1:]
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(1.2 / 200), rel=0.15)  # the asymptotic variance of this mean
     few, many = scores[:100], scores[100:] - 3
-    apart, wide = drop(few, many), estimate(few)
+    apart, wide = difference((few, many)), estimate(few)
     assert apart.low < 3 < apart.high and apart.high - apart.low > 1.2 * (wide.high - wide.low)
 
 
@@ -406,7 +406,7 @@ def test_both_scores_of_a_seed_are_resampled_together():
     second = first + 0.1 * noise
     order = np.random.default_rng(1).permutation(20)
     together, apart = paired_difference(first, second), paired_difference(first, second[order])
-    assert together.value == pytest.approx(apart.value) == drop(first, second).value
+    assert together.value == pytest.approx(apart.value) == difference((first, second)).value
     assert together.low < together.value < together.high
     assert together.high - together.low < 0.3 * (apart.high - apart.low)
     assert np.isnan(paired_difference([1, 2], [3, 4]).low)  # too few

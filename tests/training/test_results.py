@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 from noisy_envs.rendering.agent_policy import load_file
 from noisy_envs.training.run_lines import BINS, read_lines
-from noisy_envs.training.statistics import estimate, iqm, mean_interval, probability_of_improvement
+from noisy_envs.training.statistics import difference, estimate, iqm, mean_interval, probability_of_improvement
 
 make_results = load_file("make_results", ROOT / "tools")
 DATA = sorted((ROOT / "docs" / "data").glob("*.jsonl"))
@@ -60,6 +60,11 @@ def test_intervals_are_those_of_a_plain_stratified_bootstrap():
     for pairs in ([(a, b)], [(a, b), (c, d)]):
         found = probability_of_improvement(*pairs)
         assert [found.low, found.high] == plain_bootstrap(better, sum(pairs, ()))
+    apart = difference((a, b), (c, d))  # strata of different sizes
+    assert [apart.low, apart.high] == plain_bootstrap(
+        lambda *scores: iqm(np.concatenate(scores[::2])) - iqm(np.concatenate(scores[1::2])), (a, b, c, d)
+    )
+    assert apart.value == iqm(np.concatenate([a, c])) - iqm(np.concatenate([b, d]))
     pooled = estimate(a, c)  # only half of all resamples that ignore the strata would have as many scores of each
     assert [pooled.low, pooled.high] == plain_bootstrap(lambda *scores: iqm(np.concatenate(scores)), (a, c))
     assert pooled.value == pytest.approx(pytest.importorskip("scipy.stats").trim_mean(np.concatenate([a, c]), 0.25))
@@ -191,6 +196,7 @@ def test_numbers_of_the_tables(tmp_path, capsys):
     assert dict((name, pair) for name, *pair in re.findall(row, table["all"]["improvement"])) == {
         name: [x, x] for name, x in wins.items()
     }
+    assert "| vectors in AdaPool alone | AvgPool | 0.15 (" in table["all"]["difference"]
     strata = [[0.8 - drop + offset + 0.02 * i**2 for i in range(5)] for offset in OFFSETS.values() for drop in (0, 0.5)]
     cells = "| no vectors | {:.2f} ({:.2f} to {:.2f}) | 4 of 20 | 2.00% | {} (".format(
         *estimate(*strata), wins["no vectors"]
@@ -210,7 +216,7 @@ def test_numbers_of_the_tables(tmp_path, capsys):
             make_results.main([str(tmp_path)])
 
 
-KINDS = "best", "sampled", "improvement", "summary", "missing"
+KINDS = "best", "sampled", "improvement", "difference", "summary", "missing"
 
 
 def blocks(name):
