@@ -51,7 +51,7 @@ NOISE = {
     "noise_role": st.sampled_from(["own", "signal"]), "delay": st.integers(0, 9),
     "correlation": st.sampled_from(["none", "reward", "action"]), "correlated": st.booleans(),
     "schedule": st.sampled_from(["constant", "growing", "reversed", "fluctuating"]),
-    "schedule_episodes": st.integers(1, 5),
+    "schedule_episodes": st.integers(1, 5), "patch_size": st.integers(1, 9),
 }  # fmt: skip
 FAULTS = {
     "DisturbTokens": {
