@@ -14,8 +14,9 @@ Rows:
   one-run   a run of 4 million steps, with empty caches of compiled code ("cold") and again ("warm")
   many-1m   160 runs of 1.02 million steps by `compare.py --together`: four heads, four noise levels, ten seeds
   many-4m   the same with 4 million steps
-  learn     twenty seeds without dropout by the kernels and by torch: the difference of their interquartile means; both
-            runs of a seed start with the same weights, environments and noise, so they are resampled in pairs
+  learn     twenty seeds without dropout, with bounded means and query vectors, by the kernels and by torch: the
+            difference of their interquartile means; both runs of a seed start with the same weights, environments and
+            noise, so they are resampled in pairs
   start     seconds of the parts of a start, cold and warm
 
 The results of each row are added to --out as it ends; a row that is there is not measured again, so take another file,
@@ -54,6 +55,7 @@ HEADS = ("adapool", "avgpool", "maxpool", "clstoken")
 CACHES = "NOISY_ENVS_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"  # of compiled code
 GRACE = 30  # seconds in which runs save checkpoints and stop
 NETWORK_SECONDS = 100  # that the times of a network may take, most of them to compile by torch
+LEARN = "--preset", "paper", "--query-vector", "all", "--bounded-means", "--dropout", 0  # where seeds differ little
 TINY = [
     "--num-envs=4",
     "--num-steps=16",
@@ -250,7 +252,7 @@ def learn(row: Row) -> None:
         command = [ROOT / "agents" / "compare.py", "--out", folder, "--agents", HEADS[0], "--env-ids", ENV_ID]
         command += ["--seeds", *row.seeds(20)]  # by torch runs train alone, since that compiles them
         command += ["--no-together", "--jobs", 1 if row.args.tiny else 5] if kernel == "torch" else ["--together"]
-        row.run("learn", [*command, "--", "--dropout", 0, "--bounded-means", *row.agent_args(STEPS_1M, kernel)])
+        row.run("learn", [*command, "--", *LEARN, *row.agent_args(STEPS_1M, kernel)])
         scores = {str(x["seed"]): x["score"] for x in summaries(folder) if x["score"] is not None}
         row.results[kernel] = {"iqm": float(iqm(np.array([*scores.values()]))), "runs": len(scores), "scores": scores}
     first, second = (row.results[kernel]["scores"] for kernel in kernels)
