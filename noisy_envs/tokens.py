@@ -15,6 +15,7 @@ from noisy_envs.validation import check_choice, unexpected
 
 OWN, SIGNAL, NOISE, PADDING = "own", "signal", "noise", "padding"
 EITHER = "signal or noise"  # the role does not tell: only `signal_mask` in the info does
+NOISE_ROLES = ("own", "signal")  # which role noise has, an option of games and wrappers
 # what the roles of all games and wrappers are; a role that is not named here is signal, such as "predator" or "prey"
 KINDS = {"self": OWN, "query": OWN, "agent": NOISE, "obstacle": NOISE, "noise": NOISE, "padding": PADDING}
 

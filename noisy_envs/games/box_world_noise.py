@@ -28,6 +28,7 @@ from noisy_envs.games.box_world_levels import (
     grow,
 )
 from noisy_envs.randomness import MAX_SEED, IntegerStream
+from noisy_envs.tokens import NOISE_ROLES
 from noisy_envs.validation import Count, check_choice, check_count, highest, lowest, unexpected
 
 STREAM_SALT = 0x5DEECE66D  # the stream of a level's noise is not that of the level
@@ -47,11 +48,11 @@ class NoiseConfig:
     def check(self, levels: LevelConfig) -> None:
         """Raise ValueError or TypeError unless the options are valid, and noise fits into the fullest level."""
         check_count("num_noise", self.num_noise, minimum=0)
-        check_choice("noise_role", self.noise_role, ("own", "signal"))
+        check_choice("noise_role", self.noise_role, NOISE_ROLES)
         check_choice("noise_motion", self.noise_motion, ("still", "wander"))
         room = (lowest(levels.size) ** 2 - 2 - 2 * levels.max_boxes) // self.tokens_each
         if highest(self.num_noise) > room:
-            allowed = f"at most {room}, which fit on size={levels.size} beside {levels.max_boxes} boxes"
+            allowed = f"at most {room}, which fit on size={levels.size} with {levels.max_boxes} boxes"
             raise unexpected("num_noise", self.num_noise, allowed)
         if self.decoys and levels.max_boxes > MOST_BOXES:
             expected = f"0 with {levels.max_boxes} boxes: decoys allow at most {MOST_BOXES}"

@@ -25,7 +25,7 @@ SELF, ABSENT = 0, -1  # roles in every game
 EVERYONE = slice(None)
 MAX_ENTITIES = STREAM // 16  # of one type: a stream holds five numbers for each agent of two types
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # nothing, left, right, down, up: as in MPE
-NOISE_ROLES, NOISE_MOTIONS = ("own", "signal"), ("still", "wander", "follow", "orbit")
+NOISE_MOTIONS = ("still", "wander", "follow", "orbit")
 ORBIT_ANGLE = 0.2  # radians that the velocity of orbiting noise turns in a step
 # the force that turns a velocity and keeps its length in spite of damping, in multiples of the velocity
 ORBIT_ALONG, ORBIT_ACROSS = (math.cos(ORBIT_ANGLE) - (1 - DAMPING)) / DT, math.sin(ORBIT_ANGLE) / DT
@@ -291,10 +291,8 @@ class ParticleGame:
     def moving_forces(self, state: State, *forces: Array) -> Array:
         """Join forces of consecutive movers (B, n, 2) to (B, M, 2); absent movers apply none."""
         xp = namespace(state.mover)
-        force = xp.concat(forces, axis=1) if len(forces) > 1 else forces[0]
-        if not self.padded or self.num_movers == self.num_agents:
-            return force
-        return xp.where(state.mover[..., 4:] != ABSENT, force, xp.zeros_like(force))
+        force = xp.concat(forces, axis=1)
+        return xp.where(state.mover[..., 4:] != ABSENT, force, xp.zeros_like(force)) if self.padded else force
 
     def push(self, state: State, force: Array) -> State:
         """Move the bodies by the forces (B, M, 2) that movers apply, in newtons, and by contact forces."""
@@ -430,7 +428,7 @@ class ParticleGame:
         np.fill_diagonal(radii, -1.0)  # a body does not collide with itself
         factor = 1.0 / self.observation_scale
         return {
-            # in the order of `observe`; agents are alike, so it does not matter which of them observes
+            # in the order of `observe`, whoever observes: either all other agents are signal or none is
             "signal": np.concatenate([[[True]], signal[self.num_movers :], signal[1 : self.num_movers]])[:, 0],
             "accel": accel[: self.num_agents],
             "max_speed": max_speed[: self.num_movers],

@@ -17,7 +17,6 @@ from noisy_envs.games.particles import (
     EVERYONE,
     MAX_ENTITIES,
     NOISE_MOTIONS,
-    NOISE_ROLES,
     SELF,
     EntityType,
     ParticleGame,
@@ -25,11 +24,10 @@ from noisy_envs.games.particles import (
     spread,
 )
 from noisy_envs.games.physics import DAMPING, DT
-from noisy_envs.tokens import EITHER
+from noisy_envs.tokens import EITHER, NOISE_ROLES
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, check_policy, highest
 
 AGENT, SIGNAL, NOISE = 1, 2, 3
-ROLES = {"self": SELF, "agent": AGENT, "signal": SIGNAL, "noise": NOISE}
 AGENT_RADIUS, AGENT_ACCEL, AGENT_SPEED = 0.075, 5.0, 5.0
 SIGNAL_RADIUS, SIGNAL_ACCEL, SIGNAL_SPEED = 0.05, 1.0, 2.0
 NOISE_RADIUS = 0.05
@@ -68,8 +66,8 @@ class SimpleCentroid(ParticleGame):
 
     `noise_offset` and `noise_spread` add the cue of place. Without any cue no policy that sees tokens but no rewards
     can tell signal from noise. Then the policy "mean", which aims at the centroid of signal and noise together, shows
-    what can be reached: it scores about 0.4 among 28 noise entities, the oracle 1. If noise follows, "mean" earns less
-    than the random policy. The seed determines how signal moves; the noise has no influence on it.
+    what can be reached: it scores about 0.4 among 28 noise entities, the oracle 1. Among 28 that follow, "mean" earns
+    less than the random policy. The seed determines how signal moves; the noise has no influence on it.
 
     ## Action Space
     `continuous_actions=True`: `Box(0, 1, (5,), float32)`. Slot 0 does nothing; slots 1 to 4 accelerate left (−x), right
@@ -151,7 +149,6 @@ class SimpleCentroid(ParticleGame):
 
     name: ClassVar[str] = "simple_centroid"
     policies: ClassVar[tuple[str, ...]] = ("random", "still", "oracle", "mean")
-    role_names = ROLES  # not an option
     start_speed: ClassVar[float] = 2.0  # each component of a starting velocity is U(-2, 2)
 
     def __post_init__(self) -> None:
@@ -188,6 +185,12 @@ class SimpleCentroid(ParticleGame):
             EntityType("num_signal", SIGNAL, SIGNAL_RADIUS, signal, True, max_speed=SIGNAL_SPEED),
             EntityType("num_noise", role, NOISE_RADIUS, noise, False, max_speed=top_speed),
         )
+
+    @cached_property
+    def role_names(self) -> dict[str, int]:
+        """Roles by name; noise has one, or that of signal."""
+        names = {"self": SELF, "agent": AGENT, "signal": SIGNAL}
+        return names | ({"noise": NOISE} if self.noise_role == "own" else {})
 
     @cached_property
     def role_kinds(self) -> dict[str, str]:
@@ -282,7 +285,7 @@ class SimpleCentroid(ParticleGame):
         Args:
             name: "random" (uniform over the action space), "still", "oracle", which sees the state and aims at the
                 position of the centroid when the action takes effect, one step ahead, or "mean", which aims at the
-                centroid of signal and noise alike: the best that can be done if nothing tells them apart.
+                centroid of signal and noise together: the best that can be done if there is no cue.
             state: of B environments.
             u: uniforms (B, n, 5), or (B, n) if discrete.
             agents: the n agents that act.

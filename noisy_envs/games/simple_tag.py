@@ -17,7 +17,6 @@ from noisy_envs.games.particles import (
     EVERYONE,
     MAX_ENTITIES,
     NOISE_MOTIONS,
-    NOISE_ROLES,
     SELF,
     EntityType,
     ParticleGame,
@@ -25,7 +24,7 @@ from noisy_envs.games.particles import (
     spread,
 )
 from noisy_envs.games.physics import DAMPING, DT
-from noisy_envs.tokens import EITHER, SIGNAL
+from noisy_envs.tokens import EITHER, NOISE_ROLES, SIGNAL
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_policy, highest
 
 OBSTACLE, PREDATOR, PREY, NOISE = 1, 2, 3, 4

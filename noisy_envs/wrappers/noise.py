@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from noisy_envs.arrays import Array, as_numpy, namespace
 from noisy_envs.randomness import STREAM
-from noisy_envs.tokens import EITHER, SIGNAL, TokenSpec
+from noisy_envs.tokens import EITHER, NOISE_ROLES, SIGNAL, TokenSpec
 from noisy_envs.validation import Count, check_choice, check_count, check_flag, check_number, highest, lowest, plain
 from noisy_envs.wrappers.episode_clock import Moment
 from noisy_envs.wrappers.memory import EpisodeConstant, EpisodeStore, Follower, SignalReservoir, signal_first
@@ -38,7 +38,6 @@ from noisy_envs.wrappers.transforms import (
 
 DISTRIBUTIONS = ("gaussian", "uniform", "marginal", "replay", "copy")
 SAMPLED = ("marginal", "replay", "copy")  # noise tokens are signal tokens of earlier steps
-NOISE_ROLES = ("own", "signal")
 CORRELATIONS = ("none", "reward", "action")
 SCHEDULES = ("constant", "growing", "reversed", "fluctuating")
 REPLAY_EPISODES = 16  # earlier episodes that are kept, or fewer, at least one, …

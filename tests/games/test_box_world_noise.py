@@ -383,8 +383,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_noise": (3, 1)}, "num_noise=(3, 1): expected at least 0 and low <= high"),
     ({"noise_role": "other"}, "noise_role='other': expected one of 'own', 'signal'"),
     ({"noise_motion": "follow"}, "noise_motion='follow': expected one of 'still', 'wander'"),
-    ({"num_noise": 42}, "num_noise=42: expected at most 41, which fit on size=7 beside 3 boxes"),
-    ({"num_noise": (0, 21), **DECOYS}, "num_noise=(0, 21): expected at most 20, which fit on size=7 beside 3 boxes"),
+    ({"num_noise": 42}, "num_noise=42: expected at most 41, which fit on size=7 with 3 boxes"),
+    ({"num_noise": (0, 21), **DECOYS}, "num_noise=(0, 21): expected at most 20, which fit on size=7 with 3 boxes"),
     (
         {"size": 20, "num_distractors": 17, "num_noise": 1, **DECOYS},
         "num_noise=1: expected 0 with 18 boxes: decoys allow at most 17",

@@ -9,11 +9,12 @@ import torch
 
 from noisy_envs.arrays import as_numpy
 from noisy_envs.games import physics
-from noisy_envs.games.particles import NOISE_MOTIONS, NOISE_ROLES, ORBIT_ANGLE, State
+from noisy_envs.games.particles import NOISE_MOTIONS, ORBIT_ANGLE, State
 from noisy_envs.games.simple_centroid import SimpleCentroid
 from noisy_envs.games.simple_tag import SimpleTag
 from noisy_envs.interfaces.vector_env import TokenVectorEnv
 from noisy_envs.registration import GAMES
+from noisy_envs.tokens import NOISE_ROLES
 
 KINDS = list(product(NOISE_ROLES, NOISE_MOTIONS))
 each_kind = pytest.mark.parametrize(("role", "motion"), KINDS, ids=["-".join(kind) for kind in KINDS])

@@ -472,7 +472,7 @@ def test_the_window_of_a_small_picture_has_room_for_words(screen, monkeypatch):
         (["Odd-v0"], "env_id='Odd-v0': expected an environment with the render mode 'rgb_array'"),
         ([TAG, "--policy", "orcale"], "policy='orcale': did you mean 'oracle'? expected one of random, still, "),
         ([BOX, "--policy", "still"], "policy='still': expected one of random, oracle, or the folder or checkpoint"),
-        ([BOX, "--num-noise", "42"], "num_noise=42: expected at most 41, which fit on size=7 beside 3 boxes"),
+        ([BOX, "--num-noise", "42"], "num_noise=42: expected at most 41, which fit on size=7 with 3 boxes"),
         ([CENTROID, "--num-noise", "-1"], "num_noise=-1: expected at least 0"),
         ([CENTROID, "--seed", "-1"], "seed=-1: expected 0"),
         ([CENTROID, "--out", "x.avi"], "x.avi: expected a file name that ends in .gif or .mp4"),
