@@ -198,3 +198,33 @@ def test_mean_aims_at_all_alike():
     position = np.array([[[0, 0], [1, 0], [-1, 0], [-1, 0], [-1, 0]]], np.float64)
     state, u = game.arrange(position, 0 * position), np.zeros((1, 1, 5))
     assert game.policy("oracle", state, u)[0, 0, 2] > 0 and game.policy("mean", state, u)[0, 0, 1] > 0
+
+
+def test_only_what_collides_is_pushed():
+    game = SimpleCentroid(1, 1, 2, noise_motion="wander", collidable_agents=True, collidable_noise=True)
+    position = np.array([[[0, 0], [0.05, 0], [0.05, 0.05], [9, 9]]])  # signal, between the two types, does not collide
+    after = game.push(game.arrange(position, 0 * position), 0 * position).mover[0, :, 2:4]
+    pushed = (after != 0).any(axis=1)
+    assert pushed.tolist() == [True, False, True, False]
+    np.testing.assert_allclose(after[0], -after[2])
+
+
+def test_absent_decoys_are_not_chased():
+    game = SimpleTag(num_obstacles=0, num_noise=(0, 2), noise_role="signal")
+    position = np.zeros((1, 6, 2))
+    position[0, 1:4] = [5.0, 0.0]
+    state = game.arrange(position, 0 * position, 0)  # absent decoys have the place of the predator
+    assert game.policy("chase_any", state, np.zeros((1, 1)), slice(0, 1)) == 2
+
+
+@pytest.mark.parametrize(("name", "role"), list(product(OPTIONS, NOISE_ROLES)))
+def test_the_spec_says_what_roles_tell(name, role):
+    envs = TokenVectorEnv(name, 4, **OPTIONS[name], noise_role=role)
+    tokens, info = envs.reset(seed=0)
+    spec, numbers = envs.game.token_spec, tokens[..., -1]
+    for number in np.unique(numbers):
+        kind = spec.kinds[next(name for name, value in spec.roles.items() if value == number)]
+        marked = set(info["signal_mask"][numbers == number].tolist())
+        assert marked == {"own": {True}, "signal": {True}, "noise": {False}, "signal or noise": {True, False}}[kind]
+    unseen = set(spec.roles.values()) - set(np.unique(numbers).tolist())
+    assert len(unseen) == {"simple_centroid": 1, "simple_tag": 2}[name]  # other agents; obstacles, other predators
